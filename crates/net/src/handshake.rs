@@ -68,11 +68,16 @@ fn reason_of(refusal: Refusal) -> &'static str {
 }
 
 /// What a net has answered that no longer takes the announcement.
-pub(crate) fn early_refusal(channel: Fd) -> Option<Refusal> {
+fn early_refusal(channel: Fd) -> Option<Refusal> {
     let mut bytes = [0; PACKET_BYTES];
     let (len, file) = receive_packet(channel, &mut bytes).ok()?;
     drop(file.map(SocketFd));
-    match Packet::decode(&bytes[..len]) {
+    refusal_of(&bytes[..len])
+}
+
+/// The refusal that a packet is.
+pub(crate) fn refusal_of(packet: &[u8]) -> Option<Refusal> {
+    match Packet::decode(packet) {
         Some(Packet::Refused(refusal)) => Some(refusal),
         _ => None,
     }

@@ -19,7 +19,7 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{Place, Told, next_generation};
 use spinio_sys::linux::socket::{AF_UNIX, SocketAddress};
 
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::ForeignFd;
 
 /// The end of a connection inside the net that a socket is.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct End {
 /// A connection that was accepted from Linux, before a kernel has accepted it.
 #[derive(Debug)]
 pub(crate) struct Held {
-    pub(crate) fd: SocketFd,
+    pub(crate) fd: ForeignFd,
     pub(crate) peer: SocketAddress,
     /// Its other end is in this net, or a program that shares memory.
     pub(crate) place: Option<Place>,

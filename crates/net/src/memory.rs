@@ -17,6 +17,7 @@ use spinio_ring::layout::{
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 use spinio_sys::linux::datagram::{self, Part};
+use spinio_sys::linux::rights::{self, Rights};
 use spinio_sys::linux::socket::SocketAddress;
 use spinio_sys::linux::{self, Fd, socket};
 
@@ -283,10 +284,11 @@ impl Memory {
         &self,
         fd: Fd,
         parts: [(u64, usize); 2],
+        rights: Option<&mut Rights>,
     ) -> core::result::Result<(usize, SocketAddress), Errno> {
         let system_parts = parts.map(|(offset, len)| Part { start: self.ring(offset, len), len });
         // SAFETY: inside the block, and no Rust code reads or writes payloads.
-        let done = unsafe { datagram::recv_message(fd, &system_parts) };
+        let done = unsafe { datagram::recv_message(fd, &system_parts, rights) };
         let mut left = done.as_ref().map_or(0, |(received, _)| *received);
         for (offset, len) in parts {
             self.written_by_system(offset, left.min(len));
@@ -354,6 +356,20 @@ impl Memory {
     pub(crate) fn recv(&self, fd: Fd, offset: u64, len: usize) -> core::result::Result<usize, Errno> {
         // SAFETY: inside the block, and no Rust code has a reference to bytes of rings meanwhile.
         let done = unsafe { socket::recv(fd, self.ring(offset, len), len) };
+        self.written_by_system(offset, done.unwrap_or(0));
+        done
+    }
+
+    /// The same with descriptors that come with them.
+    pub(crate) fn recv_with_rights(
+        &self,
+        fd: Fd,
+        offset: u64,
+        len: usize,
+        rights: &mut Rights,
+    ) -> core::result::Result<usize, Errno> {
+        // SAFETY: as above.
+        let done = unsafe { rights::recv_with_rights(fd, self.ring(offset, len), len, rights) };
         self.written_by_system(offset, done.unwrap_or(0));
         done
     }

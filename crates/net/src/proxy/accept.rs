@@ -14,7 +14,7 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::mailbox::{DONTWAIT, Request};
 use spinio_sys::Errno;
 use spinio_sys::linux::channel::{Until, wait_socket};
-use spinio_sys::linux::socket::{self, is_inet};
+use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 
 use super::Proxy;
 use super::caller::{Caller, failed};
@@ -64,7 +64,7 @@ impl Proxy {
         loop {
             let Some(socket) = self.sockets.at(index) else { return };
             let (calls, watch) = (!socket.accepts.is_empty(), socket.watch);
-            let (domain, kind) = (socket.domain, socket.kind);
+            let (domain, kind, adopted) = (socket.domain, socket.kind, socket.adopted);
             if !calls && watch.set == 0 {
                 return;
             }
@@ -87,6 +87,10 @@ impl Proxy {
                     }
                     if let Ok(descriptor) = done {
                         self.counters.accepted.add(1);
+                        if let Some(socket) = self.sockets.get(descriptor).filter(|_| adopted) {
+                            // Descriptors may have come before.
+                            socket.takes_rights |= domain == AF_UNIX;
+                        }
                         if !calls {
                             self.tell_new(watch, listener, descriptor);
                         }

@@ -16,7 +16,7 @@ use spinio_host::settings::Settings;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::PEER_RING_LOG2;
 use spinio_ring::peer::{Place, Remote};
-use spinio_sys::linux::channel::{receive_packet, send_packet};
+use spinio_sys::linux::channel::send_packet;
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLIN, EPOLLRDHUP, is_inet};
 use spinio_sys::{Errno, injection_point};
 
@@ -27,7 +27,7 @@ use super::imports::Found;
 use super::rings::Slot;
 use super::sockets::STREAM;
 use crate::door::{self, PATIENCE_NS};
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::{ForeignFd, SocketFd};
 use crate::{NetAddress, handshake};
 
 impl Proxy {
@@ -48,7 +48,8 @@ impl Proxy {
             return false;
         }
         let Ok(channel) = handshake::knock(&to) else { return false };
-        let Some(process) = door::process_of(channel.0) else {
+        let channel = self.closer.own(channel.into_fd());
+        let Some(process) = door::process_of(channel.fd()) else {
             self.counters.kept_by_user.add(1);
             return false;
         };
@@ -58,10 +59,12 @@ impl Proxy {
         let announce = Packet::Announce { kernel: true, peer: self.rings.last_generation() };
         let number = self.announced.iter().position(Option::is_none).unwrap_or(self.announced.len());
         let (events, data) = (EPOLLIN | EPOLLRDHUP, TAG | ANNOUNCED | number as u64);
-        let done = send_packet(channel.0, &announce.encode(), Some(fd))
-            .and_then(|()| socket::epoll_add(self.epoll.0, channel.0, events, data));
+        let done = send_packet(channel.fd(), &announce.encode(), Some(fd))
+            .and_then(|()| socket::epoll_add(self.epoll.0, channel.fd(), events, data));
         if done.is_err() {
-            match handshake::early_refusal(channel.0) {
+            let mut bytes = [0; PACKET_BYTES];
+            let got = self.closer.receive_packet(channel.fd(), &mut bytes).ok();
+            match got.and_then(|(len, _)| handshake::refusal_of(&bytes[..len])) {
                 Some(refusal) => self.count_refusal(refusal),
                 None => self.counters.kept_by_time.add(1),
             }
@@ -171,9 +174,9 @@ impl Proxy {
         {
             // It answers with the end of the channel, once its kernel has left.
             announced.stage = Stage::Leaving;
-            let _ = socket::shutdown(announced.channel.0, 1);
+            let _ = socket::shutdown(announced.channel.fd(), 1);
         } else {
-            let _ = socket::epoll_remove(self.epoll.0, announced.channel.0);
+            let _ = socket::epoll_remove(self.epoll.0, announced.channel.fd());
             self.announced[number as usize] = None;
             self.rings.give_back(near);
         }
@@ -188,15 +191,15 @@ impl Proxy {
         // Each step has one packet.
         for _ in 0..4 {
             let Some(Some(announced)) = self.announced.get(number as usize) else { return };
-            match receive_packet(announced.channel.0, &mut bytes) {
+            match self.closer.receive_packet(announced.channel.fd(), &mut bytes) {
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Ok((0, _)) | Err(_) => return self.broken_off(number, now),
-                Ok((len, file)) => self.take_answer(number, Packet::decode(&bytes[..len]), file.map(SocketFd), now),
+                Ok((len, file)) => self.take_answer(number, Packet::decode(&bytes[..len]), file, now),
             }
         }
     }
 
-    fn take_answer(&mut self, number: u32, packet: Option<Packet>, file: Option<SocketFd>, now: u64) {
+    fn take_answer(&mut self, number: u32, packet: Option<Packet>, file: Option<ForeignFd>, now: u64) {
         let Some(Some(announced)) = self.announced.get_mut(number as usize) else { return };
         let index = announced.socket.index;
         match (announced.stage, packet) {
@@ -214,7 +217,7 @@ impl Proxy {
                 let fits = peer.is_none_or(|log2| PEER_RING_LOG2.contains(&log2));
                 (announced.expects_memory, announced.peer_size_log2) = (peer.is_some(), peer.unwrap_or(0));
                 let found = match file.filter(|_| fits && first == self.first) {
-                    Some(file) => self.imports.take(file.0, size_log2),
+                    Some(file) => self.imports.take(file.fd(), size_log2),
                     None => Found::Refused,
                 };
                 let place = |pair| Place {
@@ -312,7 +315,7 @@ impl Proxy {
             self.rings.give_back(std::mem::take(&mut announced.near));
         }
         (announced.stage, announced.since) = (Stage::Agreed(place), now);
-        let channel = announced.channel.0;
+        let channel = announced.channel.fd();
         let sent = memory.map_or(Ok(()), |(packet, file)| send_packet(channel, &packet.encode(), Some(file)));
         injection_point!("connecting net: about to agree");
         if sent.and_then(|()| send_packet(channel, &Packet::Agreed.encode(), None)).is_err() {
@@ -353,8 +356,8 @@ impl Proxy {
         if let Stage::Agreed(place) = announced.stage {
             let mut bytes = [0; PACKET_BYTES];
             // From now on it cannot say it.
-            let _ = socket::shutdown(announced.channel.0, 2);
-            let got = receive_packet(announced.channel.0, &mut bytes);
+            let _ = socket::shutdown(announced.channel.fd(), 2);
+            let got = self.closer.receive_packet(announced.channel.fd(), &mut bytes);
             let packet = got.ok().and_then(|(len, _)| Packet::decode(&bytes[..len]));
             if let Some(Packet::Go { peer }) = packet {
                 return self.go(number, place, peer, now);
@@ -374,7 +377,7 @@ impl Proxy {
             announced.is_gone = true;
             // Its connection ends too, or has ended.
             let index = announced.socket.index;
-            let _ = socket::epoll_remove(self.epoll.0, announced.channel.0);
+            let _ = socket::epoll_remove(self.epoll.0, announced.channel.fd());
             if let Some(socket) = self.sockets.at(index) {
                 socket.readable = true;
             }

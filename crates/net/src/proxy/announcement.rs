@@ -4,7 +4,7 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::Place;
 
 use super::rings::Slot;
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::ForeignFd;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
@@ -30,7 +30,7 @@ impl Stage {
 
 /// A socket that connects to another net, or is connected to one.
 pub(super) struct Announced {
-    pub(super) channel: SocketFd,
+    pub(super) channel: ForeignFd,
     pub(super) socket: Descriptor,
     pub(super) stage: Stage,
     pub(super) since: u64,

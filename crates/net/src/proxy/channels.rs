@@ -7,10 +7,12 @@
 
 use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::Place;
+use spinio_sys::Errno;
 use spinio_sys::linux::channel::ProcessFd;
+use spinio_sys::linux::socket;
 
 use super::rings::Slot;
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::{Closer, ForeignFd, SocketFd};
 
 /// What the epoll data of doors and channels say, and of the channels of sockets that connect to another net, where sockets have an epoch.
 pub(super) const TAG: u64 = 1 << 62;
@@ -48,11 +50,11 @@ pub(super) enum Stage {
 }
 
 pub(super) struct Channel {
-    pub(super) fd: SocketFd,
+    pub(super) fd: ForeignFd,
     pub(super) process: u32,
     pub(super) listener: Descriptor,
     /// The socket that was announced, until it has connected.
-    pub(super) announced: Option<SocketFd>,
+    pub(super) announced: Option<ForeignFd>,
     pub(super) since: u64,
     pub(super) stage: Stage,
     /// It is another net, whose kernel connects.
@@ -83,6 +85,19 @@ pub(super) struct Shared {
     /// The logarithm of the size of rings in granules, and in device memory.
     pub(super) size_log2: u32,
     pub(super) peer_size_log2: u32,
+}
+
+/// Closes a listening socket of UNIX with a name that is free at once. Connections that wait there may have brought descriptors.
+pub(super) fn close_listener(fd: SocketFd, closer: &Closer) {
+    // No more come.
+    let _ = socket::shutdown(fd.0, 2);
+    loop {
+        match socket::accept(fd.0) {
+            Ok((waiting, _)) => drop(closer.own(waiting)),
+            Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
 }
 
 impl Shared {
@@ -127,8 +142,10 @@ impl Shared {
     }
 
     /// A listening socket is closed.
-    pub(super) fn close_door(&mut self, index: u32) {
-        self.doors.retain(|door| door.listener.index != index);
+    pub(super) fn close_door(&mut self, index: u32, closer: &Closer) {
+        for door in self.doors.extract_if(.., |door| door.listener.index == index) {
+            close_listener(door.fd, closer);
+        }
     }
 
     /// The socket of a kernel is closed. The channel that waited for that.

@@ -22,11 +22,13 @@ use spinio_ring::mailbox::Address;
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 use spinio_sys::linux::datagram;
+use spinio_sys::linux::rights::Rights;
 use spinio_sys::linux::socket::{self, SocketAddress, is_inet};
 
 use super::Proxy;
 use super::sockets::{SEQPACKET, Socket};
 use crate::memory::Memory;
+use crate::socket_fd::Closer;
 
 /// Datagrams of a socket in a pass, in each direction.
 const DATAGRAMS_A_PASS: usize = 32;
@@ -127,7 +129,7 @@ impl Proxy {
         let (mut moved, mut bytes, before) = (0, 0, socket.flags);
         socket.flags &= !FULL;
         while socket.readable && moved < DATAGRAMS_A_PASS {
-            match receive(socket, &memory) {
+            match receive(socket, &memory, &self.closer) {
                 Ok(Received::Datagram(len)) => {
                     moved += 1;
                     bytes += len;
@@ -176,7 +178,7 @@ enum Received {
 }
 
 /// The next datagram, into the ring.
-fn receive(socket: &mut Socket, memory: &Memory) -> Result<Received, Errno> {
+fn receive(socket: &mut Socket, memory: &Memory, closer: &Closer) -> Result<Received, Errno> {
     let (Some(fd), Some(rings)) = (socket.raw_fd(), socket.rings) else { return Ok(Received::Full) };
     let (size, unread) = (socket.receive_ring.size() as usize, socket.receive_ring.unread() as usize);
     let around = HEADER_BYTES + ADDRESS_BYTES + 16;
@@ -188,7 +190,10 @@ fn receive(socket: &mut Socket, memory: &Memory) -> Result<Received, Errno> {
     }
     let ring = Ring { memory, offset: rings.receive, size: size as u64 };
     let parts = ring.parts(socket.receive_ring.received().after(HEADER_BYTES as u64), room);
-    let (len, address): (usize, SocketAddress) = memory.recv_message(fd, parts)?;
+    let mut rights = socket.takes_rights.then(Rights::default);
+    let received = memory.recv_message(fd, parts, rights.as_mut());
+    drop(rights.and_then(|mut rights| closer.own_all(&mut rights)));
+    let (len, address): (usize, SocketAddress) = received?;
     if len == 0 && socket.kind == SEQPACKET && datagram::is_at_end(fd) {
         return Ok(Received::End);
     }

@@ -25,7 +25,7 @@ impl Proxy {
         let Some(channel) = self.shared.channel(number) else { return };
         let Stage::Offered(granule) = channel.stage else { return };
         let remote = channel.near.ready().zip(channel.far.ready()).map(|(near, far)| Remote { near, far });
-        let (fd, index) = (channel.fd.0, channel.listener.index);
+        let (fd, index) = (channel.fd.fd(), channel.listener.index);
         if send_packet(fd, &Packet::Go { peer: remote.is_some() }.encode(), None).is_err() {
             return self.end_channel(number);
         }

@@ -21,6 +21,7 @@ use spinio_ring::Word;
 use spinio_ring::layout::{Descriptor, kind_of, record};
 use spinio_ring::line::ERR;
 use spinio_sys::Errno;
+use spinio_sys::linux::rights;
 use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblocking, socket_kind};
 
@@ -38,8 +39,8 @@ impl Proxy {
         if self.stopped {
             return Err(self.refusal);
         }
-        let own = place.duplicate()?;
-        let fd = own.0;
+        let own = self.closer.own(place.duplicate()?.into_fd());
+        let fd = own.fd();
         let SocketKind { domain, kind, protocol, listening } = socket_kind(fd)?;
         if domain != AF_UNIX && !is_inet(domain) {
             return Err(Errno::AFNOSUPPORT);
@@ -60,6 +61,7 @@ impl Proxy {
         if !self.make_room(kind, now) {
             return Err(Errno::NOBUFS);
         }
+        let refused_rights = domain == AF_UNIX && !rights::passes_rights(fd);
         let descriptor = self.add(own.into_fd(), domain, kind, state)?;
         let index = descriptor.index;
         // Not before: the program keeps a socket that is refused, as it is.
@@ -68,8 +70,11 @@ impl Proxy {
             return Err(errno);
         }
         if let Some(socket) = self.sockets.at(index) {
-            socket.adopted = true;
+            // Descriptors may have come before.
+            (socket.adopted, socket.takes_rights) = (true, domain == AF_UNIX);
+            socket.refused_rights = refused_rights;
         }
+        let _ = socket::wait_for_nothing(fd);
         if kind == DGRAM && connected {
             let first = self.first.bits() | kind_of(kind, domain, true);
             self.memory.record(index)[record::FIRST].store_release(first);
@@ -143,9 +148,13 @@ impl Proxy {
         let fd = self.sockets.at(index).and_then(|socket| socket.raw_fd()).ok_or(Errno::BADF)?;
         let passage = passage.duplicate()?;
         set_nonblocking(fd, false)?;
+        let takes_rights = self.sockets.at(index).is_some_and(|it| it.domain == AF_UNIX && !it.refused_rights);
         if let Err(errno) = send_descriptor(passage.0, fd) {
             let _ = set_nonblocking(fd, true);
             return Err(errno);
+        }
+        if takes_rights {
+            let _ = rights::pass_rights(fd, true);
         }
         self.set_error(index, Errno::BADF.raw_os_error() as u16);
         self.cancel_calls(index, Errno::BADF);

@@ -58,7 +58,9 @@ impl Imports {
 
     /// The granule of a file with rings of this size, for a connection.
     pub(super) fn take(&mut self, file: Fd, size_log2: u8) -> Found {
-        let Some(stat) = linux::fstat(file).ok().filter(|_| SIZES.contains(&size_log2)) else { return Found::Refused };
+        // The seals first, which only memory has: any other file may be of a file system that does not answer fstat.
+        let is_granule = SIZES.contains(&size_log2) && linux::cannot_shrink(file);
+        let Some(stat) = is_granule.then(|| linux::fstat(file).ok()).flatten() else { return Found::Refused };
         let id = stat.key();
         if let Some(number) = self.all.iter().position(|import| import.file == id) {
             let import = &mut self.all[number];

@@ -7,13 +7,17 @@
 //!   violation ── reset; the kernel that broke the rules learns it from its line
 //! ```
 
+use std::sync::Arc;
+
 use spinio_ring::Word;
 use spinio_ring::layout::{Descriptor, kind_of, record, ring_place};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
-use spinio_sys::linux::socket::{self, EPOLLET, EPOLLIN, EPOLLOUT, EPOLLRDHUP, is_inet};
+use spinio_sys::linux::rights;
+use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLET, EPOLLIN, EPOLLOUT, EPOLLRDHUP, is_inet};
 
 use super::Proxy;
+use super::channels::close_listener;
 use super::linger::Linger;
 use super::sockets::{DGRAM, STREAM, State};
 use crate::socket_fd::SocketFd;
@@ -29,6 +33,11 @@ impl Proxy {
         if let Err(errno) = self.watch_socket(fd, descriptor) {
             self.sockets.remove(index);
             return Err(errno);
+        }
+        if domain == AF_UNIX
+            && let Some(socket) = self.sockets.at(index)
+        {
+            socket.takes_rights = rights::pass_rights(fd, false).is_err();
         }
         self.set_error(index, errno);
         let log2 = self.sockets.ring_bytes_of(kind).trailing_zeros();
@@ -103,8 +112,8 @@ impl Proxy {
 
     /// Resets the connection.
     pub(super) fn abandon(&mut self, index: u32) {
-        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.take()) {
-            let _ = socket::reset_on_close(fd.0);
+        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.raw_fd()) {
+            let _ = socket::reset_on_close(fd);
         }
         self.remove(index);
     }
@@ -115,7 +124,9 @@ impl Proxy {
         if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.raw_fd()) {
             let _ = socket::epoll_remove(self.epoll.0, fd);
         }
-        let Some(socket) = self.sockets.remove(index) else { return };
+        let Some(mut socket) = self.sockets.remove(index) else { return };
+        let is_foreign = socket.is_foreign();
+        self.close_fd(socket.fd.take(), is_foreign, socket.state == State::Listening && !socket.adopted);
         self.counters.open.set(self.counters.open.get() - 1);
         if let Some(end) = socket.meeting.end {
             self.leave(end.place);
@@ -124,10 +135,24 @@ impl Proxy {
             self.drop_announced(number);
         }
         if socket.state == State::Listening {
-            self.shared.close_door(index);
+            self.shared.close_door(index, &self.closer);
         }
         for held in socket.meeting.held {
             self.refuse(&held);
+        }
+    }
+
+    /// Closes a descriptor: if it may wait, on another thread.
+    fn close_fd(&self, fd: Option<Arc<SocketFd>>, is_foreign: bool, listens: bool) {
+        match fd {
+            Some(fd) if is_foreign && listens => {
+                // Its name is to be free at once.
+                if let Ok(fd) = Arc::try_unwrap(fd) {
+                    close_listener(fd, &self.closer);
+                }
+            }
+            Some(fd) if is_foreign => self.closer.close(fd),
+            _ => {}
         }
     }
 
@@ -136,11 +161,14 @@ impl Proxy {
         self.counters.violations.add(1);
         self.cancel_calls(index, Errno::CONNRESET);
         if let Some(socket) = self.sockets.at(index) {
-            if let Some(fd) = socket.fd.take() {
+            let (fd, is_foreign) = (socket.fd.take(), socket.is_foreign());
+            if let Some(fd) = &fd {
                 let _ = socket::reset_on_close(fd.0);
             }
             socket.state = State::Failed;
-            if socket.closing.is_some() {
+            let closing = socket.closing.is_some();
+            self.close_fd(fd, is_foreign, false);
+            if closing {
                 return self.remove(index);
             }
         }

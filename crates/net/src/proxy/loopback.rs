@@ -22,7 +22,6 @@ use spinio_sys::linux::socket_move::set_nonblocking;
 use super::Proxy;
 use super::sockets::{STREAM, State};
 use crate::meet::{End, Held, are_ends, is_abstract, may_lead_to};
-use crate::socket_fd::SocketFd;
 
 /// How long a client that Linux has connected waits for its other end.
 const PATIENCE_NS: u64 = 5_000_000;
@@ -136,15 +135,20 @@ impl Proxy {
             }
             set_nonblocking(fd, true)?;
         }
+        let adopted = socket.adopted;
         let (fd, peer) = socket::accept(fd)?;
-        let (fd, mut held_peer) = (SocketFd(fd), peer);
-        let place = self.other_end_of(fd.0, &peer).map(|(place, unnamed)| {
+        let (fd, mut held_peer) = (self.closer.own(fd), peer);
+        if adopted {
+            // It has the options of its listening socket.
+            let _ = socket::wait_for_nothing(fd.fd());
+        }
+        let place = self.other_end_of(fd.fd(), &peer).map(|(place, unnamed)| {
             if unnamed {
                 held_peer = SocketAddress::unnamed_unix();
             }
             Place { second: true, ..place }
         });
-        let undecided = if place.is_none() { self.offer(listener, fd.0, &peer) } else { None };
+        let undecided = if place.is_none() { self.offer(listener, fd.fd(), &peer) } else { None };
         if undecided.is_some() && family_of(&peer) == AF_UNIX {
             held_peer = SocketAddress::unnamed_unix();
         }
@@ -242,7 +246,7 @@ impl Proxy {
 
     /// A connection is gone that no kernel has accepted.
     pub(super) fn refuse(&mut self, held: &Held) {
-        let _ = socket::reset_on_close(held.fd.0);
+        let _ = socket::reset_on_close(held.fd.fd());
         if let Some(number) = held.undecided {
             self.forget_undecided(number);
         }

@@ -53,6 +53,7 @@ mod transfers;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::time::Duration;
 
 use spinio_host::io_threads::IoThreads;
 use spinio_ring::doorbell::Consumer;
@@ -83,10 +84,13 @@ use crate::counters::Counters;
 use crate::importer::{self, Answer};
 use crate::meet::Pairs;
 use crate::memory::Memory;
-use crate::socket_fd::{Place, SocketFd};
+use crate::socket_fd::{Closer, Place, SocketFd};
 
 /// Between two looks at what waits for room or time.
 const TICK_NS: u64 = 1_000_000;
+
+/// How long the end of a net waits until foreign descriptors are closed.
+const CLOSE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The program's calls.
 pub(crate) enum Command {
@@ -142,6 +146,9 @@ pub(crate) struct Proxy {
     counters: Arc<Counters>,
     commands: Receiver<Command>,
     epoll: SocketFd,
+    closer: Closer,
+    /// Disconnected once all foreign descriptors are closed.
+    closed: Option<Receiver<()>>,
     doorbells: Consumer,
     sockets: Sockets,
     first: Position,
@@ -199,8 +206,11 @@ impl Proxy {
         let epoll = SocketFd(socket::epoll_create()?);
         let for_rings = setup.importer.clone().filter(|_| setup.has_window);
         let files = setup.files.map(|files| Files::new(files, epoll.0)).transpose()?;
+        let (closer, closed) = Closer::start()?;
         Ok(Proxy {
             epoll,
+            closer,
+            closed: Some(closed),
             files,
             doorbells: Consumer::default(),
             sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first),
@@ -271,6 +281,10 @@ impl Proxy {
             let sleep = if self.hot.is_empty() { self.pace.sleep(now) } else { 0 };
             self.take_events(sleep.min(self.next_deadline.saturating_sub(now)));
         }
+        let closed = self.closed.take();
+        drop(self);
+        // Those whose close waits are left to their thread.
+        let _ = closed.map(|closed| closed.recv_timeout(CLOSE_PATIENCE));
     }
 
     fn is_done(&self, now: u64) -> bool {

@@ -19,7 +19,7 @@ use spinio_sys::linux::channel::ProcessFd;
 use spinio_sys::linux::socket_move::send_descriptor;
 
 use crate::importer::Request;
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::{ForeignFd, SocketFd};
 
 #[derive(Debug, Default)]
 struct Own {
@@ -38,7 +38,7 @@ struct Far {
     /// The process and the net that have made it, and its number there.
     of: (u32, u64, u16),
     /// Until the importer has it.
-    fd: Option<SocketFd>,
+    fd: Option<ForeignFd>,
     ready: bool,
     failed: bool,
 }
@@ -145,7 +145,7 @@ impl Rings {
     }
 
     /// Memory of another net.
-    pub(super) fn take_far(&mut self, of: (u32, u64, u16), fd: SocketFd) -> Slot {
+    pub(super) fn take_far(&mut self, of: (u32, u64, u16), fd: ForeignFd) -> Slot {
         if let Some(at) = self.far.iter().position(|far| far.of == of) {
             let place = OWN_PEERS + at as u16;
             return match &self.far[at] {
@@ -166,7 +166,7 @@ impl Rings {
     pub(super) fn give_far(&mut self, place: u16, passage: Option<SocketFd>) {
         let far = self.far.get_mut(usize::from(place.saturating_sub(OWN_PEERS)));
         if let (Some(fd), Some(passage)) = (far.and_then(|far| far.fd.take()), passage) {
-            let _ = send_descriptor(passage.0, fd.0);
+            let _ = send_descriptor(passage.0, fd.fd());
         }
         // It fails without one.
         self.ask(Request::Given(place));

@@ -23,18 +23,20 @@ use spinio_ring::Word;
 use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
 use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{Place, Remote, next_generation};
-use spinio_sys::linux::channel::{ProcessFd, receive_packet, send_packet};
+use spinio_sys::linux::channel::{ProcessFd, send_packet};
 use spinio_sys::linux::socket::{self, AF_UNIX, EPOLLET, EPOLLIN, EPOLLRDHUP, SocketAddress};
+use spinio_sys::linux::socket_move::socket_kind;
 use spinio_sys::linux::{self, Fd};
 use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
 use super::channels::{ANNOUNCED, Channel, DOOR, Door, Stage, TAG};
 use super::rings::Slot;
+use super::sockets::STREAM;
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
 use crate::meet::Held;
-use crate::socket_fd::SocketFd;
+use crate::socket_fd::{Closer, ForeignFd, SocketFd};
 
 /// Channels at a time.
 const MOST_CHANNELS: usize = 1024;
@@ -77,7 +79,7 @@ impl Proxy {
         let (listener, door) = (door.listener, door.fd.0);
         let retry = loop {
             match socket::accept(door) {
-                Ok((fd, _)) => self.greet(SocketFd(fd), listener, now),
+                Ok((fd, _)) => self.greet(self.closer.own(fd), listener, now),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => break false,
                 // No descriptor or no memory: they still wait, and no event tells when there is one.
@@ -98,14 +100,14 @@ impl Proxy {
     }
 
     /// A program is at the door.
-    fn greet(&mut self, fd: SocketFd, listener: Descriptor, now: u64) {
-        let Some(process) = door::process_of(fd.0) else { return };
+    fn greet(&mut self, fd: ForeignFd, listener: Descriptor, now: u64) {
+        let Some(process) = door::process_of(fd.fd()) else { return };
         let channels = &mut self.shared.channels;
         let number = channels.iter().position(Option::is_none).unwrap_or(channels.len());
         let events = EPOLLIN | EPOLLRDHUP;
-        if number >= MOST_CHANNELS || socket::epoll_add(self.epoll.0, fd.0, events, TAG | number as u64).is_err() {
+        if number >= MOST_CHANNELS || socket::epoll_add(self.epoll.0, fd.fd(), events, TAG | number as u64).is_err() {
             self.counters.kept_by_granules.add(1);
-            return turn_away(&fd);
+            return turn_away(&fd, &self.closer);
         }
         if number == channels.len() {
             channels.push(None);
@@ -131,12 +133,11 @@ impl Proxy {
     fn take_packets(&mut self, number: u32) {
         let mut bytes = [0; PACKET_BYTES];
         for _ in 0..PACKETS_A_PASS {
-            let Some(fd) = self.shared.channel(number).map(|channel| channel.fd.0) else { return };
-            match receive_packet(fd, &mut bytes) {
+            let Some(fd) = self.shared.channel(number).map(|channel| channel.fd.fd()) else { return };
+            match self.closer.receive_packet(fd, &mut bytes) {
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Ok((0, _)) | Err(_) => return self.end_channel(number),
-                Ok((len, descriptor)) => {
-                    let file = descriptor.map(SocketFd);
+                Ok((len, file)) => {
                     if !self.take_packet(number, Packet::decode(&bytes[..len]), file) {
                         let socket = self.shared.channel(number).and_then(|channel| channel.socket);
                         match socket.filter(|socket| self.sockets.get(*socket).is_some()) {
@@ -164,12 +165,15 @@ impl Proxy {
     }
 
     /// Whether the packet is one that may come now.
-    fn take_packet(&mut self, number: u32, packet: Option<Packet>, file: Option<SocketFd>) -> bool {
+    fn take_packet(&mut self, number: u32, packet: Option<Packet>, file: Option<ForeignFd>) -> bool {
         let Some(channel) = self.shared.channel(number) else { return true };
-        let (fd, process, listener, socket) = (channel.fd.0, channel.process, channel.listener, channel.socket);
+        let (fd, process, listener, socket) = (channel.fd.fd(), channel.process, channel.listener, channel.socket);
         match (channel.stage, packet) {
             (Stage::Greeting, Some(Packet::Announce { kernel, peer })) => {
                 injection_point!("accepting net: announcement received");
+                if file.as_ref().is_some_and(|file| !is_stream(file.fd())) {
+                    return false;
+                }
                 channel.announced = file;
                 channel.other_net = kernel;
                 channel.peer = peer;
@@ -227,7 +231,7 @@ impl Proxy {
     pub(super) fn welcome(&mut self, number: u32) {
         let Some(channel) = self.shared.channel(number) else { return };
         channel.stage = Stage::Announced;
-        if send_packet(channel.fd.0, &Packet::Welcome.encode(), None).is_err() {
+        if send_packet(channel.fd.fd(), &Packet::Welcome.encode(), None).is_err() {
             self.end_channel(number);
         }
         injection_point!("accepting net: welcome sent");
@@ -250,7 +254,7 @@ impl Proxy {
     /// The program has closed it, or has ended, or broke the rules, or came too late.
     pub(super) fn end_channel(&mut self, number: u32) {
         let Some(channel) = self.shared.channels.get_mut(number as usize).and_then(Option::take) else { return };
-        let _ = socket::epoll_remove(self.epoll.0, channel.fd.0);
+        let _ = socket::epoll_remove(self.epoll.0, channel.fd.fd());
         match channel.stage {
             Stage::Greeting | Stage::Preparing | Stage::Announced | Stage::Draining(_) => {
                 self.rings.give_back(channel.near);
@@ -319,13 +323,13 @@ impl Proxy {
         let is_it = |channel: &Channel| {
             channel.stage == Stage::Announced
                 && channel.listener.index == listener
-                && channel.announced.as_ref().is_some_and(|client| is_client(client.0, accepted, peer))
+                && channel.announced.as_ref().is_some_and(|client| is_client(client.fd(), accepted, peer))
         };
         let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it))? as u32;
         injection_point!("accepting net: connection accepted");
         let channel = self.shared.channel(number)?;
         channel.announced = None;
-        let (fd, process, rings) = (channel.fd.0, channel.process, !channel.other_net);
+        let (fd, process, rings) = (channel.fd.fd(), channel.process, !channel.other_net);
         let (own, theirs) = (channel.near.ready(), channel.peer.unwrap_or(0));
         let mut near = None;
         let offered = self.shared.free_for(process).and_then(|at| {
@@ -379,18 +383,22 @@ impl Proxy {
 }
 
 /// Refuses a program that has no channel, whether it has sent its announcement or not.
-fn turn_away(fd: &SocketFd) {
-    let _ = send_packet(fd.0, &Packet::Refused(Refusal::Memory).encode(), None);
+fn turn_away(fd: &ForeignFd, closer: &Closer) {
+    let _ = send_packet(fd.fd(), &Packet::Refused(Refusal::Memory).encode(), None);
     // It sends nothing more; what it has sent is received, since the end of the channel would be ECONNRESET instead of the answer.
-    let _ = socket::shutdown(fd.0, 0);
+    let _ = socket::shutdown(fd.fd(), 0);
     let mut bytes = [0; PACKET_BYTES];
     for _ in 0..PACKETS_A_PASS {
-        let Ok((1.., file)) = receive_packet(fd.0, &mut bytes) else { break };
-        drop(file.map(SocketFd));
+        let Ok((1.., _)) = closer.receive_packet(fd.fd(), &mut bytes) else { break };
     }
 }
 
 const _: () = assert!(linux::PAGE == spinio_ring::layout::PAGE);
+
+/// Whether a descriptor of another process is a socket that may connect. Nothing else is asked of it: calls on a file may wait.
+fn is_stream(fd: Fd) -> bool {
+    socket_kind(fd).is_ok_and(|it| it.kind == STREAM && (it.domain == AF_UNIX || socket::is_inet(it.domain)))
+}
 
 /// Whether a socket of a client is the other end of an accepted one.
 fn is_client(client: Fd, accepted: Fd, peer: &SocketAddress) -> bool {

@@ -94,6 +94,10 @@ pub(crate) struct Socket {
     pub(crate) shut_receive: bool,
     /// The program has given it: others may share the open socket.
     pub(crate) adopted: bool,
+    /// Descriptors may come with its bytes, which the proxy does not want.
+    pub(crate) takes_rights: bool,
+    /// The program had refused them.
+    pub(crate) refused_rights: bool,
     /// The kernel has closed the descriptor.
     pub(crate) closing: Option<Linger>,
     /// Then the connection is reset, once all is sent: not all was read.
@@ -123,6 +127,11 @@ impl Socket {
     /// The descriptor of Linux; none once the connection was reset.
     pub(super) fn raw_fd(&self) -> Option<Fd> {
         self.fd.as_ref().map(|fd| fd.0)
+    }
+
+    /// Whether the last close of its descriptor may wait: for what others have set or have sent.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.adopted || self.takes_rights
     }
 
     /// Whether bytes go between its rings and a stream of Linux.
@@ -214,6 +223,8 @@ impl Sockets {
             shut: false,
             shut_receive: false,
             adopted: false,
+            takes_rights: false,
+            refused_rights: false,
             closing: None,
             resets: false,
             watch: Watch::default(),

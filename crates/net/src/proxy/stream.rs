@@ -68,6 +68,7 @@ impl Proxy {
             flags: socket.flags,
             errno: socket.errno,
             faults: self.faults.split(),
+            closer: socket.takes_rights.then(|| self.closer.clone()),
             sent: 0,
             received: 0,
             send_failed: None,

@@ -15,10 +15,12 @@ use spinio_ring::line::{EOF, ERR, FULL};
 use spinio_ring::stream::{ReceiveRing, SendRing};
 use spinio_sys::Errno;
 use spinio_sys::linux::Fd;
+use spinio_sys::linux::rights::Rights;
 
 use super::fault::Faults;
 use super::sockets::RingPair;
 use crate::memory::Memory;
+use crate::socket_fd::Closer;
 
 /// Bytes of a socket in a pass, in each direction.
 const BYTES_A_PASS: usize = 256 << 10;
@@ -39,6 +41,8 @@ pub(super) struct StreamIo {
     pub(super) flags: u64,
     pub(super) errno: u16,
     pub(super) faults: Faults,
+    /// Of descriptors that come with its bytes, if some can.
+    pub(super) closer: Option<Closer>,
     /// What came of it.
     pub(super) sent: usize,
     pub(super) received: usize,
@@ -94,8 +98,8 @@ impl StreamIo {
                 break;
             }
             let room = room.min(BYTES_A_PASS - self.received);
-            let receive = |len| memory.recv(self.fd, self.rings.receive + at as u64, len);
-            let Some(done) = self.faults.apply(room, receive) else { break };
+            let (fd, place, closer) = (self.fd, self.rings.receive + at as u64, self.closer.as_ref());
+            let Some(done) = self.faults.apply(room, |len| receive(memory, fd, closer, place, len)) else { break };
             match done {
                 Ok(0) => {
                     self.flags |= EOF;
@@ -132,4 +136,13 @@ impl StreamIo {
     fn store_sent(&self, memory: &Memory) {
         memory.device_line(self.socket.index)[1].store_release(self.send_ring.line(self.errno).word());
     }
+}
+
+/// Receives bytes; descriptors that come with them are closed elsewhere.
+fn receive(memory: &Memory, fd: Fd, closer: Option<&Closer>, at: u64, len: usize) -> Result<usize, Errno> {
+    let Some(closer) = closer else { return memory.recv(fd, at, len) };
+    let mut rights = Rights::default();
+    let done = memory.recv_with_rights(fd, at, len, &mut rights);
+    drop(closer.own_all(&mut rights));
+    done
 }

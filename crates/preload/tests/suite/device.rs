@@ -197,6 +197,11 @@ fn bytes_that_were_sent_before_close_arrive_or_the_peer_learns_that_they_do_not(
 }
 
 #[test]
+fn descriptors_of_others_hold_up_no_net() {
+    passes_with_sockets("net_foreign");
+}
+
+#[test]
 fn limits_and_stops_end_every_call_with_a_true_error() {
     passes_with_sockets("net_limits");
 }

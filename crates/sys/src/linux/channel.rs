@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use super::files::{Fd, close};
 use super::raw::syscall;
+use super::rights::{self, recv_with_rights};
 use super::signals::SignalGuard;
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -81,6 +82,12 @@ pub fn receive_packet(via: Fd, bytes: &mut [u8]) -> Result<(usize, Option<Fd>)> 
     let count = unsafe { syscall(k::__NR_recvmsg, [via as usize, at, flags, 0, 0, 0]) }?;
     let has_fd = message.control_len >= RIGHTS_BYTES && rights.len == RIGHTS_BYTES && rights.kind == SCM_RIGHTS;
     Ok((count, has_fd.then_some(rights.fd)))
+}
+
+/// The same with all descriptors that came with it.
+pub fn receive_packet_with_rights(via: Fd, bytes: &mut [u8], rights: &mut rights::Rights) -> Result<usize> {
+    // SAFETY: the bytes live across the call.
+    unsafe { recv_with_rights(via, bytes.as_mut_ptr(), bytes.len(), rights) }
 }
 
 /// Process and user at the other end, as of its `connect` or `listen`.

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use super::files::Fd;
 use super::raw::syscall;
+use super::rights::Rights;
 use super::socket::SocketAddress;
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -15,6 +16,7 @@ const MSG_PEEK: usize = 2;
 const MSG_TRUNC: usize = 0x20;
 const MSG_DONTWAIT: usize = 0x40;
 const MSG_NOSIGNAL: usize = 0x4000;
+const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
 const FIONREAD: usize = 0x541b;
 const POLLRDHUP: i16 = 0x2000;
 
@@ -61,24 +63,29 @@ pub unsafe fn send_message(fd: Fd, parts: &[Part], address: &[u8]) -> Result<usi
 }
 
 /// `recvmsg` that does not wait: the length of the datagram, which may be more than the parts have room for, and the address.
+/// Without `rights` the Linux kernel closes descriptors that come with it.
 ///
 /// # Safety
 /// The parts must be writable, and nothing else may depend on their bytes.
-pub unsafe fn recv_message(fd: Fd, parts: &[Part]) -> Result<(usize, SocketAddress)> {
+pub unsafe fn recv_message(fd: Fd, parts: &[Part], mut rights: Option<&mut Rights>) -> Result<(usize, SocketAddress)> {
     SocketAddress::fill(|name, name_len| {
+        let (control, control_len) = rights.as_mut().map_or((0, 0), |rights| rights.buffer());
         let mut message = Message {
             name,
             name_len: *name_len,
             parts: parts.as_ptr(),
             part_count: parts.len(),
-            control: 0,
-            control_len: 0,
+            control,
+            control_len,
             flags: 0,
         };
-        let flags = MSG_DONTWAIT | MSG_TRUNC;
-        // SAFETY: the message and the memory for the address live across the call; the parts are guaranteed by the caller.
+        let flags = MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC;
+        // SAFETY: the message, the buffer and the memory for the address live across the call; the parts are guaranteed by the caller.
         let got = unsafe { syscall(k::__NR_recvmsg, [fd as usize, &raw mut message as usize, flags, 0, 0, 0]) }?;
         *name_len = message.name_len;
+        if let Some(rights) = rights.as_mut() {
+            rights.filled(message.control_len);
+        }
         Ok(got)
     })
 }
@@ -121,13 +128,13 @@ mod tests {
         let room = [Part { start: got.as_mut_ptr(), len: 4 }];
         // SAFETY: the arrays live across the calls.
         unsafe {
-            assert_eq!(recv_message(b, &room).map(|got| got.0), Err(Errno::AGAIN));
+            assert_eq!(recv_message(b, &room, None).map(|got| got.0), Err(Errno::AGAIN));
             assert_eq!(send_message(a, &parts, to.bytes()), Ok(11));
             assert_eq!(send_message(a, &[], to.bytes()), Ok(0));
             assert_eq!(next_length(b), Ok(11));
-            let (len, address) = recv_message(b, &room).unwrap();
+            let (len, address) = recv_message(b, &room, None).unwrap();
             assert_eq!((len, address.bytes(), &got), (11, from.bytes(), b"hell"));
-            assert_eq!((next_length(b), recv_message(b, &room).unwrap().0), (Ok(0), 0));
+            assert_eq!((next_length(b), recv_message(b, &room, None).unwrap().0), (Ok(0), 0));
             connect(a, to.bytes()).unwrap();
             assert_eq!(send_message(a, &parts[..1], &[]), Ok(5));
         }
@@ -148,14 +155,14 @@ mod tests {
         // SAFETY: the byte lives across the calls.
         unsafe {
             assert_eq!(send_message(client, &[], &[]), Ok(0));
-            assert_eq!(recv_message(server, &part).unwrap().0, 0);
+            assert_eq!(recv_message(server, &part, None).unwrap().0, 0);
             assert!(!is_at_end(server));
             assert_eq!((send_message(client, &[], &[]), send_message(client, &part, &[])), (Ok(0), Ok(1)));
             close(client).unwrap();
-            assert_eq!(recv_message(server, &part).unwrap().0, 0);
+            assert_eq!(recv_message(server, &part, None).unwrap().0, 0);
             assert!(!is_at_end(server), "a packet is left");
-            assert_eq!(recv_message(server, &part).unwrap().0, 1);
-            assert_eq!(recv_message(server, &part).unwrap().0, 0);
+            assert_eq!(recv_message(server, &part, None).unwrap().0, 1);
+            assert_eq!(recv_message(server, &part, None).unwrap().0, 0);
             assert!(is_at_end(server));
         }
         for fd in [listener, server] {

@@ -26,6 +26,7 @@ mod process;
 mod raw;
 mod read_dir;
 mod residency;
+pub mod rights;
 mod shadow_table;
 mod shared_fd;
 mod shared_words;

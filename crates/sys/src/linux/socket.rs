@@ -40,6 +40,7 @@ const SO_REUSEADDR: usize = 2;
 /// `SO_ERROR`
 pub const SO_ERROR: u16 = 4;
 const SO_LINGER: usize = 13;
+const SO_RCVLOWAT: usize = 18;
 const IPPROTO_TCP: usize = 6;
 const TCP_NODELAY: usize = 1;
 const MSG_DONTWAIT: usize = 0x40;
@@ -197,6 +198,12 @@ pub fn no_delay(fd: Fd) -> Result<()> {
 /// `SO_LINGER` of no time: `close` resets the connection.
 pub fn reset_on_close(fd: Fd) -> Result<()> {
     set(fd, SOL_SOCKET.into(), SO_LINGER, &[1, 0])
+}
+
+/// No `SO_LINGER`, so that `close` does not wait; and `SO_RCVLOWAT` of 1, so that each byte makes an event.
+pub fn wait_for_nothing(fd: Fd) -> Result<()> {
+    set(fd, SOL_SOCKET.into(), SO_LINGER, &[0, 0])?;
+    set(fd, SOL_SOCKET.into(), SO_RCVLOWAT, &[1])
 }
 
 fn set(fd: Fd, level: usize, name: usize, value: &[i32]) -> Result<()> {
