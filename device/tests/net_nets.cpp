@@ -185,6 +185,28 @@ static void event_sets_hear_of_other_nets(const char *where)
 }
 
 // Events of a socket that has room and that no group rearms; `early`: it is in the set before it is connected.
+__global__ void use_foreign(net::Handle handle, int s, int64_t *out)
+{
+    net::Address address;
+    out[0] = net::getsockname(net::block(), handle, s, &address);
+    out[1] = net::close(net::block(), handle, s);
+}
+
+// The first socket of each of two nets has the same place.
+static void number_of_another_net_is_no_descriptor()
+{
+    Net one, other;
+    std::string name;
+    int s = listener(one, "tcp://127.0.0.1:0", name), its = listener(other, "tcp://127.0.0.1:0", name);
+    CHECK((s & 0xffff) == (its & 0xffff) && s != its);
+    spinio::launch_resident_on(other.stream, use_foreign, 1, 32, other.handle, s, other.words);
+    other.wait();
+    CHECK(other.words[0] == -EBADF && other.words[1] == -EBADF);
+    char text[64];
+    CHECK(spinio_net_address(other.net, s, text, sizeof text) == -1 && errno == EBADF);
+    CHECK(other.stats().open == 1);
+}
+
 __global__ void count_events(net::Handle handle, net::Address to, int early, int64_t *out)
 {
     __shared__ net::Ready ready[4];
@@ -539,6 +561,7 @@ int main(int count, char **arguments)
         event_sets_hear_of_other_nets(where);
         an_arming_makes_one_event(where);
     }
+    number_of_another_net_is_no_descriptor();
     poll_sees_a_connection_that_no_call_has_found();
     names_are_those_of_the_connection("tcp://127.0.0.1:0");
     names_are_those_of_the_connection(path.c_str());

@@ -5,6 +5,7 @@
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
@@ -184,6 +185,7 @@ impl Net {
             has_window: memory.window().is_some(),
             granules: granules.iter().map(|file| Place { tid: linux::gettid(), fd: file.0 }).collect(),
             first,
+            epoch: next_first_epoch(),
             fault_seed: options.fault_seed,
             device: device.id().to_string(),
             longest_sleep_ns: u64::from(or(options.idle_us, 5000)) * 1000,
@@ -383,6 +385,14 @@ fn io_threads(wanted: u32, processors: usize) -> usize {
         (0, set) => set,
         (wanted, _) => wanted,
     }
+}
+
+/// Epochs of each net of a process begin elsewhere, so that the number of a descriptor is seldom one of another net too.
+fn next_first_epoch() -> u32 {
+    static NETS: AtomicU32 = AtomicU32::new(0);
+    // Far from those of all recent nets: the golden section of all epochs.
+    const STEP: u32 = 20_251;
+    NETS.fetch_add(1, Relaxed).wrapping_mul(STEP) & 0x7fff
 }
 
 fn ended() -> Error {

@@ -44,7 +44,7 @@ pub(crate) struct Closer(Sender<Arc<SocketFd>>);
 impl Closer {
     /// Also what is disconnected once all are closed.
     pub(crate) fn start() -> Result<(Closer, Receiver<()>), Errno> {
-        const STACK_BYTES: usize = 64 << 10;
+        const STACK_BYTES: usize = 256 << 10;
         let (sender, receiver) = mpsc::channel();
         let (alive, ended) = mpsc::sync_channel::<()>(1);
         let body = move || {

@@ -70,7 +70,7 @@ pub(super) struct Files {
 
 impl Files {
     /// On the proxy's thread, whose descriptor table it uses.
-    pub(super) fn new(setup: FileSetup, epoll: Fd) -> Result<Files, Errno> {
+    pub(super) fn new(setup: FileSetup, epoll: Fd, epoch: u32) -> Result<Files, Errno> {
         let root = SocketFd(linux::open(&setup.root, (linux::O_PATH | linux::O_DIRECTORY) as i32, 0)?);
         let event = SocketFd(socket::event_fd()?);
         // No socket has this descriptor: the event wakes the proxy, which then looks at the results.
@@ -81,7 +81,7 @@ impl Files {
             root: Arc::new(root),
             resolve: if setup.root.as_bytes() == b"/" { Resolve::InRoot } else { Resolve::Beneath },
             write: setup.write,
-            places: (0..setup.count.min(MAX_FILES)).map(|_| (0, Place::Free)).collect(),
+            places: (0..setup.count.min(MAX_FILES)).map(|_| (epoch, Place::Free)).collect(),
             results,
             sender,
             event: Arc::new(event),

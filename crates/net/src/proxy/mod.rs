@@ -130,6 +130,8 @@ pub(crate) struct Setup {
     /// Device memory can be mapped for connections to other devices.
     pub(crate) has_window: bool,
     pub(crate) first: Position,
+    /// The one before the first one of its descriptors.
+    pub(crate) epoch: u32,
     pub(crate) fault_seed: u32,
     /// Name of the device, for the tools.
     pub(crate) device: String,
@@ -205,7 +207,7 @@ impl Proxy {
         let rings = sizes.rings() as u64;
         let epoll = SocketFd(socket::epoll_create()?);
         let for_rings = setup.importer.clone().filter(|_| setup.has_window);
-        let files = setup.files.map(|files| Files::new(files, epoll.0)).transpose()?;
+        let files = setup.files.map(|files| Files::new(files, epoll.0, setup.epoch)).transpose()?;
         let (closer, closed) = Closer::start()?;
         Ok(Proxy {
             epoll,
@@ -213,7 +215,7 @@ impl Proxy {
             closed: Some(closed),
             files,
             doorbells: Consumer::default(),
-            sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first),
+            sockets: Sockets::new(sizes.sockets, rings, setup.ring_pairs, setup.ring_bytes, setup.first, setup.epoch),
             first: setup.first,
             sets: Sets::default(),
             pairs: Pairs::new(setup.inner_pairs, setup.ring_bytes),

@@ -156,7 +156,7 @@ impl Socket {
 }
 
 /// A place for a socket.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Slot {
     epoch: u32,
     socket: Option<Socket>,
@@ -175,8 +175,9 @@ pub(crate) struct Sockets {
 
 impl Sockets {
     /// `rings`: offset of the first ring; `pairs` of them, each of `ring_bytes` in both directions.
-    pub(crate) fn new(count: u32, rings: u64, pairs: u32, ring_bytes: u64, first: Position) -> Sockets {
-        let slots = (0..count).map(|_| Slot::default()).collect();
+    /// `epoch`: the one before the first one of all slots.
+    pub(crate) fn new(count: u32, rings: u64, pairs: u32, ring_bytes: u64, first: Position, epoch: u32) -> Sockets {
+        let slots = (0..count).map(|_| Slot { epoch, socket: None }).collect();
         let pair = |n: u32| {
             let receive = rings + u64::from(n) * 2 * ring_bytes;
             RingPair { receive, send: receive + ring_bytes }
@@ -299,7 +300,7 @@ mod tests {
 
     #[test]
     fn slots_are_used_again_late_and_with_another_epoch() {
-        let mut sockets = Sockets::new(4, 4096, 2, 4096, Position::of(0));
+        let mut sockets = Sockets::new(4, 4096, 2, 4096, Position::of(0), 0);
         let add = |sockets: &mut Sockets| sockets.add(SocketFd(-1), 1, STREAM, State::Unconnected);
         let (a, b) = (add(&mut sockets).unwrap(), add(&mut sockets).unwrap());
         assert_eq!((a.index, b.index, a.epoch), (0, 1, 1));
@@ -321,7 +322,7 @@ mod tests {
 
     #[test]
     fn rings_of_datagrams_are_two_pairs_that_come_back_as_two() {
-        let mut sockets = Sockets::new(4, 4096, 3, 4096, Position::of(0));
+        let mut sockets = Sockets::new(4, 4096, 3, 4096, Position::of(0), 0);
         let a = sockets.add(SocketFd(-1), 1, DGRAM, State::Connected).unwrap();
         let rings = sockets.at(a.index).unwrap().rings;
         assert_eq!(rings, Some(RingPair { receive: 4096, send: 3 * 4096 }));
