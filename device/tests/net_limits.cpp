@@ -275,6 +275,39 @@ static void options_of_a_wrong_size_are_refused()
     }
 }
 
+__global__ void use_path(net::Handle handle, net::Address path, int64_t *out)
+{
+    __shared__ char byte;
+    auto g = net::block();
+    int s = net::socket(g, handle, net::UNIX, net::STREAM, 0), d = net::socket(g, handle, net::UNIX, net::DGRAM, 0);
+    out[0] = net::bind(g, handle, s, path);
+    out[1] = net::connect(g, handle, s, path);
+    out[2] = net::connect(g, handle, d, path);
+    out[3] = net::sendto(g, handle, d, &byte, 1, 0, path);
+    net::close(g, handle, s);
+    net::close(g, handle, d);
+}
+
+// A path or a name that is cut is not bound, and nothing is sent there. One that has just room is only not found.
+static void paths_that_are_too_long_are_refused()
+{
+    NothingLeft nothing(__func__);
+    Net net;
+    auto results = [&](const net::Address &path, int64_t expected, int64_t bound) {
+        spinio::launch_resident_on(net.stream, use_path, 1, 32, net.handle, path, net.words);
+        net.wait();
+        CHECK(net.words[0] == bound);
+        for (int i = 1; i < 4; i++)
+            CHECK(net.words[i] == expected);
+    };
+    const std::string longest = "/nothing-here/" + std::string(94, 'x');
+    for (size_t more : {1, 2, 3, 100}) {
+        results(net::Address::path((longest + std::string(more, 'x')).c_str()), -ENAMETOOLONG, -ENAMETOOLONG);
+        results(net::Address::abstract((longest + std::string(more, 'x')).c_str()), -ENAMETOOLONG, -ENAMETOOLONG);
+    }
+    results(net::Address::path(longest.c_str()), -ENOENT, -ENOENT);
+}
+
 __global__ void bind_port(net::Handle handle, net::Address address, int64_t *out)
 {
     int s = net::socket(net::block(), handle, net::INET, net::STREAM, 0);
@@ -322,6 +355,7 @@ int main(int arguments, char **argument)
     }
     options_of_a_wrong_size_are_refused();
     privileged_port_is_refused();
+    paths_that_are_too_long_are_refused();
     rings_run_out();
     few_descriptors_are_an_error_or_enough();
     little_memory_is_an_error_or_enough();

@@ -42,7 +42,7 @@ struct Address {
         return address;
     }
 
-    // The path of a UNIX socket; one that is too long makes the call fail with ENAMETOOLONG or EINVAL.
+    // The path of a UNIX socket; one that is too long makes calls fail with ENAMETOOLONG (Linux: EINVAL).
     __host__ __device__ static Address path(const char *text)
     {
         Address address = of(UNIX, 2);
@@ -78,6 +78,16 @@ private:
 };
 
 namespace detail {
+
+// 0, or what an address is that is too long: of a UNIX socket a path or name that has no end, which append() has cut.
+__device__ inline int check_address(const Address &address)
+{
+    const unsigned longest_unix = 110;
+    const bool is_unix = address.bytes[0] == UNIX && address.bytes[1] == 0;
+    if (is_unix && address.length > longest_unix)
+        return -ENAMETOOLONG;
+    return address.length > layout::address_bytes ? -EINVAL : 0;
+}
 
 struct Request {
     layout::Call call;
@@ -160,8 +170,8 @@ __device__ int call_together(Group group, const Handle &net, const Request &requ
     int64_t result = 0;
     if (group.leads()) {
         result = request.call == layout::call_socket || request.call == layout::call_set ? 0 : find(net, request.s);
-        if (request.address && request.address->length > layout::address_bytes)
-            result = -EINVAL;
+        if (request.address && !result)
+            result = check_address(*request.address);
         if (!result)
             result = call(net, request, waits, answer);
     }

@@ -57,8 +57,8 @@ __device__ inline int check_datagram(const layout::DeviceSocket *socket, size_t 
         return -EMSGSIZE;
     if (!has_peer)
         return inet ? -EDESTADDRREQ : -ENOTCONN;
-    if (to && to->length > layout::address_bytes)
-        return -EINVAL;
+    if (const int failed = to ? check_address(*to) : 0)
+        return failed;
     uint64_t record = layout::datagram_header + padded(bytes) + (to ? long_address(to->length) : 0);
     if ((inet && bytes > (four ? layout::longest_udp : layout::longest_udp6)) || bytes > 0xffffffff || record > ring_size(socket->send_ring))
         return -EMSGSIZE;
