@@ -83,7 +83,7 @@ pub(super) const RULES: &[Mutant] = &[
         "accept-mailbox",
         "that is also how long it waits for a mailbox",
         CONTROL,
-        ["stopped(net) ? -ESHUTDOWN : is_after(deadline) ? -EAGAIN : 0;", "stopped(net) ? -ESHUTDOWN : 0;"],
+        ["request.flags & DONTWAIT || is_after(deadline) ? -EAGAIN : 0;", "request.flags & DONTWAIT ? -EAGAIN : 0;"],
         &[Kernels("net_accept")],
     ),
     rule(

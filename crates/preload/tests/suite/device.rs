@@ -202,6 +202,11 @@ fn descriptors_of_others_hold_up_no_net() {
 }
 
 #[test]
+fn time_limits_pass_behind_other_calls_and_without_a_mailbox() {
+    passes_with_sockets("net_deadlines");
+}
+
+#[test]
 fn limits_and_stops_end_every_call_with_a_true_error() {
     passes_with_sockets("net_limits");
 }

@@ -96,8 +96,18 @@ struct Request {
     int flags;
     const Address *address;
     uint64_t position = 0; // how far was sent: of a shutdown; microseconds, 0: none: of a connect
-    uint64_t timeout = 0;  // nanoseconds, 0: none: of an accept, and of how long a connect waits for a mailbox
+    uint64_t timeout = 0;  // nanoseconds, 0: none: of an accept, and of how long others wait for a mailbox
 };
+
+// Whether a call that waits for a mailbox ends: -errno, else 0. One that has the lock of a direction gives way to a close.
+__device__ inline int end_of_claim(const Handle &net, const Request &request, uint64_t deadline, const uint64_t *posting)
+{
+    if (stopped(net))
+        return -ESHUTDOWN;
+    if (posting && load_relaxed_device(&device_socket(net, request.s)->state) != open_state(request.s))
+        return -EBADF;
+    return request.flags & DONTWAIT || is_after(deadline) ? -EAGAIN : 0;
+}
 
 // On the leader alone. `posting`: the lock of the sending direction, which the caller has until the request is on its way; the request
 // comes after what was sent.
@@ -117,7 +127,7 @@ __device__ inline int call(const Handle &net, const Request &request, bool waits
         if (compare_exchange_device(claims + mailbox * 2, 0, 1) == 0)
             break;
         if (++polls % count == 0) {
-            const int failed = stopped(net) ? -ESHUTDOWN : is_after(deadline) ? -EAGAIN : 0;
+            const int failed = end_of_claim(net, request, deadline, posting);
             if (failed) {
                 if (posting)
                     unlock(request.s, posting, position_of(posting));
@@ -292,7 +302,7 @@ __device__ inline Position begin_end_of_sending(const Handle &net, int s)
     if (find(net, s) || load_acquire_device(&socket->peer))
         return {-EBADF, 0};
     or_acquire_device(&socket->shut, shut_send);
-    const Position locked = lock(net, s, &socket->send_lock, true);
+    const Position locked = lock(net, s, &socket->send_lock, Patience::endless);
     // A shutdown that had the lock before may have failed, and have taken the bit back.
     if (!locked.failed)
         or_acquire_device(&socket->shut, shut_send);

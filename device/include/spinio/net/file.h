@@ -24,13 +24,13 @@ struct FileRequest {
 };
 
 // On the leader alone. Not inlined: it keeps the registers of kernels few.
-__device__ __attribute__((noinline)) inline int file_call(Handle net, FileRequest &request, bool waits, uint64_t *posting = nullptr)
+__device__ __attribute__((noinline)) inline int file_call(Handle net, FileRequest &request, bool waits, uint64_t *posting = nullptr, uint64_t timeout = 0)
 {
     Address words = {};
     auto numbers = reinterpret_cast<AliasedWord *>(words.bytes);
     for (unsigned i = 0; i < file_numbers; i++)
         numbers[i] = request.numbers[i];
-    int result = call(net, {request.call, request.descriptor, request.argument, request.flags, &words}, waits, &words, posting);
+    int result = call(net, {request.call, request.descriptor, request.argument, request.flags, &words, 0, timeout}, waits, &words, posting);
     for (unsigned i = 0; i < file_numbers; i++)
         request.numbers[i] = numbers[i];
     return result;
@@ -76,8 +76,8 @@ __device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int b
 __device__ SPINIO_OUTLINE inline int64_t wait_for_room_of_peer_locked(Handle net, int s, int flags, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Position locked = lock(net, s, &socket->send_lock, true);
-    if (locked.failed)
+    const Position locked = lock(net, s, &socket->send_lock, Patience::limited);
+    if (locked.failed < 0)
         return locked.failed;
     const int64_t room = wait_for_room_of_peer(net, s, flags, locked.position, deadline);
     unlock(s, &socket->send_lock, locked.position);
@@ -160,8 +160,8 @@ __device__ inline int64_t send_file_by_linux(const Handle &net, int s, int file,
         return failed;
     layout::DeviceSocket *socket = device_socket(net, s);
     // A send of another group is complete before, but none waits while the file is sent: close() could not end that.
-    const Position locked = lock(net, s, &socket->send_lock, !(flags & DONTWAIT));
-    if (locked.failed)
+    const Position locked = lock(net, s, &socket->send_lock, flags & DONTWAIT ? Patience::none : Patience::limited);
+    if (locked.failed < 0)
         return locked.failed;
     if (int failed = wait_until_connected(net, s, flags, locked.position)) {
         unlock(s, &socket->send_lock, locked.position);
@@ -169,7 +169,7 @@ __device__ inline int64_t send_file_by_linux(const Handle &net, int s, int file,
     }
     const uint64_t timeout = load_acquire_device(&socket->send_timeout);
     FileRequest request = {layout::call_send_file, s, uint32_t(file), flags & DONTWAIT, {uint64_t(offset), bytes, timeout}};
-    const int result = file_call(net, request, true, &socket->send_lock);
+    const int result = file_call(net, request, true, &socket->send_lock, locked.failed ? uint64_t(locked.failed) : timeout);
     return result ? result : int64_t(request.numbers[0]);
 }
 

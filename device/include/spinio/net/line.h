@@ -149,23 +149,52 @@ struct Position {
     uint64_t position;
 };
 
-// Locks a direction of a socket, once no other call has it. -EBADF once the descriptor is closed.
-__device__ SPINIO_OUTLINE inline Position lock(Handle net, int s, uint64_t *word, bool wait)
+// Of all waits of a call: it begins with the first one. 0: none.
+__device__ inline uint64_t deadline_of(uint64_t timeout, uint64_t before)
 {
+    if (!timeout || before)
+        return before;
+    const uint64_t now = nanoseconds(), deadline = now + timeout;
+    return deadline < now ? ~uint64_t(0) : deadline;
+}
+
+__device__ inline bool is_after(uint64_t deadline) { return deadline && nanoseconds() > deadline; }
+
+// Until a deadline, at least 1; 0 of none.
+__device__ inline uint64_t time_left(uint64_t deadline)
+{
+    const uint64_t now = deadline ? nanoseconds() : 0;
+    return now < deadline ? deadline - now : deadline != 0;
+}
+
+// How long a call waits for a direction that another one has: as long as the direction's time limit says. Without a limit wait those that end
+// what they wait for.
+enum class Patience { none, limited, endless };
+
+// Locks a direction of a socket, once no other call has it. -EBADF once the descriptor is closed. With a limit, a result of more than 0 is
+// what is left of it.
+__device__ SPINIO_OUTLINE inline Position lock(Handle net, int s, uint64_t *word, Patience patience)
+{
+    layout::DeviceSocket *socket = device_socket(net, s);
     Backoff waiting;
+    uint64_t deadline = 0;
     for (unsigned polls = 1;; polls++) {
         if (int failed = find(net, s))
             return {failed, 0};
         const uint64_t old = load_acquire_device(word);
         if (is_free(s, old)) {
             if (compare_exchange_acquire_device(word, old, old | locked_bit) == old)
-                return {0, old & layout::position_mask};
+                return {int64_t(time_left(deadline)), old & layout::position_mask};
             continue;
         }
-        if (!wait && is_free(s, old & ~locked_bit))
+        if (patience == Patience::none && is_free(s, old & ~locked_bit))
             return {-EAGAIN, 0};
+        if (patience == Patience::limited && polls == 1)
+            deadline = deadline_of(load_relaxed_device(word == &socket->receive_lock ? &socket->receive_timeout : &socket->send_timeout), 0);
         if (polls % polls_a_stop == 0 && stopped(net))
             return {-ESHUTDOWN, 0};
+        if (polls % polls_a_stop == 0 && is_after(deadline))
+            return {-EAGAIN, 0};
         waiting.pause();
     }
 }
@@ -233,24 +262,6 @@ __device__ inline void tell_long_wait(const Handle &net, int s, bool sends, bool
         tell_wait(word, position_of(sends ? &socket->send_lock : &socket->receive_lock));
     else
         store_published(word, 0);
-}
-
-// Of all waits of a call: it begins with the first one. 0: none.
-__device__ inline uint64_t deadline_of(uint64_t timeout, uint64_t before)
-{
-    if (!timeout || before)
-        return before;
-    const uint64_t now = nanoseconds(), deadline = now + timeout;
-    return deadline < now ? ~uint64_t(0) : deadline;
-}
-
-__device__ inline bool is_after(uint64_t deadline) { return deadline && nanoseconds() > deadline; }
-
-// Until a deadline, at least 1; 0 of none.
-__device__ inline uint64_t time_left(uint64_t deadline)
-{
-    const uint64_t now = deadline ? nanoseconds() : 0;
-    return now < deadline ? deadline - now : deadline != 0;
 }
 
 // A wait of a locked socket: whether to go on with it.

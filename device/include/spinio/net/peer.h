@@ -153,7 +153,7 @@ __device__ SPINIO_OUTLINE inline bool find_end(Handle net, int s)
     layout::DeviceSocket *socket = device_socket(net, s);
     if (!(load_acquire_system(record_of(net, s) + layout::record_receive) & layout::peer_bit))
         return false;
-    const Position locked = lock(net, s, &socket->send_lock, true);
+    const Position locked = lock(net, s, &socket->send_lock, Patience::endless);
     if (locked.failed)
         return false;
     attach_peer(net, s);
@@ -372,7 +372,7 @@ __device__ SPINIO_OUTLINE inline void shutdown_peer(Handle net, int s, bool rece
     // A group that waits sees it, and gives the lock back.
     or_acquire_device(&socket->shut, receive ? shut_receive : shut_send);
     uint64_t *word = receive ? &socket->receive_lock : &socket->send_lock;
-    const Position locked = lock(net, s, word, true);
+    const Position locked = lock(net, s, word, Patience::endless);
     if (locked.failed)
         return;
     const uint64_t position = locked.position;

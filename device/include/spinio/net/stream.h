@@ -171,13 +171,16 @@ __device__ inline Outcome lock_direction(const Handle &net, int s, int flags, bo
         // It is free, but of another socket.
         if (!(old & locked_bit))
             (void)compare_exchange_relaxed_device(word, old | locked_bit, old);
-        const Position later = lock(net, s, word, !(flags & DONTWAIT));
-        if (later.failed)
+        const Position later = lock(net, s, word, flags & DONTWAIT ? Patience::none : Patience::limited);
+        if (later.failed < 0)
             return {later.failed, 0, 0};
         position = later.position;
         place = load_relaxed_device(places);
         kind = load_relaxed_device(&socket->kind);
         load_fields(net, s, receive, locked);
+        // One limit for all waits of the call.
+        if (later.failed)
+            locked.timeout = uint64_t(later.failed);
     }
     // Another call may attach it meanwhile, which has the other lock: the granule is there before the word.
     if (locked.peer & layout::shared_bit && !locked.granule) {
