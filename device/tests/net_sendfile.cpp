@@ -285,7 +285,7 @@ static void call_that_waits_ends(Ending ending, bool inet)
         CHECK(net.words[0] == int64_t(sent) && gone(net.words[1]));
         break;
     case KERNEL_CLOSES: {
-        CHECK(net.words[8] == 0 && net.words[0] == -EBADF && net.words[1] == -EBADF);
+        CHECK(net.words[8] == 0 && net.words[0] == int64_t(sent) && net.words[1] == -EBADF);
         auto got = connection.read_all();
         CHECK(got.size() == sent && is_of_file(got));
         for (int i = 0; i < 60000 && net.stats().open != 0; i++)
@@ -294,7 +294,7 @@ static void call_that_waits_ends(Ending ending, bool inet)
         break;
     }
     case NET_STOPS:
-        CHECK(net.words[0] == -ESHUTDOWN && net.words[1] == -ESHUTDOWN);
+        CHECK(net.words[0] == int64_t(sent) && net.words[1] == -ESHUTDOWN);
         break;
     }
 }

@@ -60,10 +60,10 @@ impl Proxy {
         let Some(socket) = self.sockets.at(index) else { return };
         let mut callers: Vec<Caller> = socket.accepts.drain(..).map(|accept| accept.caller).collect();
         callers.extend(socket.connect.take().and_then(|connect| connect.caller));
-        callers.extend(socket.transfers.cancel());
         for caller in callers {
             self.answer(caller, failed(errno));
         }
+        self.cancel_transfers(index, errno);
     }
 
     fn socket(&mut self, argument: u32, now: u64) -> Result<Descriptor, Errno> {

@@ -161,7 +161,7 @@ impl Proxy {
         self.heat(index);
     }
 
-    /// The transfers of a socket that failed.
+    /// The transfers of a socket that failed or ends. A worker of one may still send.
     pub(super) fn cancel_transfers(&mut self, index: u32, errno: Errno) {
         let Some(socket) = self.sockets.at(index) else { return };
         socket.transfers.cancelled = socket.transfers.working;

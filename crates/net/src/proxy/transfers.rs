@@ -61,12 +61,6 @@ impl Transfers {
             None => ring.pending(),
         }
     }
-
-    /// Takes out the calls. One that a worker sends for may still send.
-    pub(crate) fn cancel(&mut self) -> impl Iterator<Item = Caller> {
-        self.cancelled = self.working;
-        std::mem::take(&mut self.queue).into_iter().map(|transfer| transfer.caller)
-    }
 }
 
 /// What a worker has done.

@@ -176,7 +176,7 @@ __device__ inline int64_t send_file_by_linux(const Handle &net, int s, int file,
 } // namespace detail
 
 // Sends up to `bytes` of an open file from `offset` on, after what was sent before; returns how many, fewer if the file ends,
-// or if some were sent before an error, before a timeout, or before DONTWAIT found no room; or -errno. What others send
+// or if some were sent before an error, a close or the stop of the net, before a timeout, or before DONTWAIT found no room; or -errno. What others send
 // meanwhile goes after it; only inside a net it may come between two pieces of at most 128 KiB.
 // It waits for the peer as send() does, and DONTWAIT waits for the disk only.
 template <typename Group>
