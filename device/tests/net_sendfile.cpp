@@ -248,6 +248,54 @@ static void call_that_does_not_wait_sends_what_has_room(bool inet)
     CHECK(got.size() == size_t(sent) && is_of_file(got));
 }
 
+// The whole file without a wait for the peer: an event set tells when there is room. Events after which there was none are counted.
+__global__ void send_by_events(net::Handle handle, int s, size_t bytes, int64_t *out)
+{
+    auto g = net::block();
+    __shared__ net::Ready ready;
+    const int f = file::open(g, handle, "f", file::RDONLY), set = net::set(g, handle);
+    int64_t at = 0, events = 0, empty = 0;
+    bool fresh = false; // the event
+    while (at < int64_t(bytes)) {
+        const int64_t sent = net::sendfile(g, handle, s, f, at, bytes - size_t(at), net::DONTWAIT);
+        if (sent <= 0 && sent != -EAGAIN)
+            break;
+        at += sent > 0 ? sent : 0;
+        empty += fresh && sent == -EAGAIN;
+        fresh = false;
+        if (sent > 0)
+            continue;
+        if (threadIdx.x == 0) {
+            spinio::store_release_system(reinterpret_cast<uint64_t *>(out + 1), uint64_t(empty));
+            spinio::store_release_system(reinterpret_cast<uint64_t *>(out + 2), uint64_t(events + 1));
+        }
+        if ((events ? net::rearm(g, handle, s) : net::add(g, handle, set, s, net::OUT)) || net::wait(g, handle, set, &ready, 1, -1) != 1)
+            break;
+        events++;
+        fresh = true;
+    }
+    file::close(g, handle, f);
+    if (threadIdx.x == 0)
+        out[0] = at;
+}
+
+static void set_tells_of_room_for_a_file(bool inet)
+{
+    Folder folder(large);
+    Net net = net_of(folder);
+    Connection connection(net, inet);
+    spinio::launch_resident_on(net.stream, send_by_events, 1, 32, net.handle, connection.kernel, large, net.words);
+    for (int i = 0; i < 60000 && !__atomic_load_n(net.words + 2, __ATOMIC_ACQUIRE); i++)
+        usleep(1000);
+    // The peer does not read: a set that says that there is room says it again and again.
+    usleep(200000);
+    const int64_t events = __atomic_load_n(net.words + 2, __ATOMIC_ACQUIRE), empty = __atomic_load_n(net.words + 1, __ATOMIC_ACQUIRE);
+    CHECK(events > 0 && empty < 20);
+    const auto got = connection.read_all(large);
+    net.wait();
+    CHECK(got.size() == large && is_of_file(got) && net.words[0] == int64_t(large));
+}
+
 __global__ void close_it(net::Handle handle, int s, int64_t *out)
 {
     out[0] = net::close(net::block(), handle, s);
@@ -424,6 +472,7 @@ int main(int count, char **arguments)
         file_that_is_cut_gives_a_short_result(inet);
         slow_peer_takes_no_worker_and_ends_at_the_deadline(inet);
         call_that_does_not_wait_sends_what_has_room(inet);
+        set_tells_of_room_for_a_file(inet);
         call_that_waits_ends(PEER_CLOSES, inet);
         call_that_waits_ends(KERNEL_CLOSES, inet);
         call_that_waits_ends(NET_STOPS, inet);

@@ -103,6 +103,7 @@ impl Proxy {
         let entry = Entry { socket: descriptor, events, listener: None };
         if set.push(&self.memory, entry) {
             socket.watch.told();
+            socket.transfers.found_no_room &= events & OUT == 0;
             socket.tells_connected = false;
             if let Some(end) = &mut socket.meeting.end {
                 end.told.forget();
@@ -142,6 +143,11 @@ impl Proxy {
     }
 }
 
+/// After a sendfile that did not wait, room in the ring alone is none for the next one.
+fn has_room(socket: &Socket) -> bool {
+    socket.send_ring.has_half_free() && (socket.writable || !socket.transfers.found_no_room)
+}
+
 /// What is true of a socket now.
 fn level(socket: &Socket) -> u16 {
     let ended = socket.flags & line::EOF != 0;
@@ -155,7 +161,7 @@ fn level(socket: &Socket) -> u16 {
         return 0;
     }
     when(socket.receive_ring.unread() > 0, IN)
-        | when(socket.errno != 0 || socket.send_ring.has_half_free(), OUT)
+        | when(socket.errno != 0 || has_room(socket), OUT)
         | when(ended, ENDED)
         | when(ended && socket.errno != 0, HUP)
         | when(socket.flags & line::ERR != 0, FAILED)

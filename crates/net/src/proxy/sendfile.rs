@@ -89,6 +89,7 @@ impl Proxy {
         let Some(transfer) = transfers.queue.front() else { return false };
         if ring_first || !socket.writable {
             if transfer.dontwait && !socket.writable {
+                transfers.found_no_room = true;
                 if let Some(transfer) = transfers.queue.pop_front() {
                     self.finish(transfer, Errno::AGAIN);
                 }
@@ -142,6 +143,7 @@ impl Proxy {
             if sent.bytes > 0 {
                 transfer.deadline = deadline(now, transfer.timeout);
             }
+            transfers.found_no_room = transfer.dontwait && sent.ended == Ended::NoRoom;
             let over = match sent.ended {
                 Ended::Complete => transfer.left == 0,
                 Ended::NoRoom => transfer.dontwait,

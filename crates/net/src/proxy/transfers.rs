@@ -45,6 +45,8 @@ pub(crate) struct Transfers {
     /// A worker sends for the first one, or for one that was cancelled.
     pub(super) working: bool,
     pub(super) cancelled: bool,
+    /// One that does not wait found no room in the Linux kernel. The ring is empty then, and says nothing of that room.
+    pub(super) found_no_room: bool,
 }
 
 impl Transfers {

@@ -178,7 +178,8 @@ __device__ inline int64_t send_file_by_linux(const Handle &net, int s, int file,
 // Sends up to `bytes` of an open file from `offset` on, after what was sent before; returns how many, fewer if the file ends,
 // or if some were sent before an error, a close or the stop of the net, before a timeout, or before DONTWAIT found no room; or -errno. What others send
 // meanwhile goes after it; only inside a net it may come between two pieces of at most 128 KiB.
-// It waits for the peer as send() does, and DONTWAIT waits for the disk only.
+// It waits for the peer as send() does, and DONTWAIT waits for the disk only. After that has found no room, the event OUT of a set tells
+// when there is some; poll() does not know.
 template <typename Group>
 __device__ int64_t sendfile(Group group, const Handle &net, int s, int file, int64_t offset, size_t bytes, int flags = 0)
 {
