@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// The file of a test, of which the document gives the shortest name.
 fn find(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders = [root.join("tests"), root.join("src"), root.join("../../device/tests")];
+    let folders = [root.join("tests"), root.join("src"), root.join("../../device/tests"), root.join("../cli/tests")];
     let found = folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file());
     found.unwrap_or_else(|| panic!("there is no {name}"))
 }

@@ -72,7 +72,7 @@ public:
             end_completions();
             look();
         }
-        http::close_silent(handle, server.connections, server.last_closing, silence_ns);
+        http::close_late(handle, server.connections, server.last_closing, [](Connection &) {});
         if (team.waiting)
             go_on_waiting();
         take_events();
@@ -122,8 +122,10 @@ private:
             const bool closes = slot.failed || slot.closes;
             const int s = slot.socket;
             __syncthreads();
-            if (threadIdx.x == 0)
+            if (threadIdx.x == 0) {
                 slot.socket = 0;
+                http::give_time(http::connection_of(server.connections, s), silence_ns);
+            }
             __syncthreads();
             // Its next request may have come already.
             if (closes)
@@ -202,7 +204,7 @@ private:
         if (threadIdx.x == 0) {
             mine = ready.events & net::NEW || http::claim(connection, ready.s);
             if (ready.events & net::NEW)
-                connection.count = 0;
+                http::begin(connection);
         }
         __syncthreads();
         const bool goes_on = mine;
@@ -219,7 +221,7 @@ private:
         switch (serve(s)) {
         case BUSY: return;
         case IDLE:
-            if (http::leave_idle(handle, http::connection_of(server.connections, s), s))
+            if (http::leave_idle(handle, http::connection_of(server.connections, s), s, server.set, net::IN))
                 return;
             break;
         case MORE:
@@ -237,6 +239,9 @@ private:
         __shared__ http::Request request;
         Connection &connection = http::connection_of(server.connections, s);
         unsigned count = connection.count, answered = 0;
+        // For the whole request, not for each of its bytes.
+        if (count == 0 && threadIdx.x == 0)
+            http::give_time(connection, silence_ns);
         for (;;) {
             __syncthreads();
             if (answered == requests_at_once)
@@ -257,6 +262,7 @@ private:
                         for (unsigned i = 0; i < count; i++)
                             connection.bytes[i] = connection.bytes[whole + i];
                         connection.count = count;
+                        http::give_time(connection, silence_ns);
                     }
                     if (next != IDLE)
                         return next;
