@@ -38,6 +38,21 @@ impl Map {
         Ok(())
     }
 
+    /// A block of the program begins that will acquire `len` bytes from `offset` for reading. Until its end no release, and no
+    /// end of another block, lets their memory go.
+    pub fn begin_block(&self, offset: u64, len: u64) -> Result<()> {
+        let range = self.pages_of(offset, len)?;
+        lock(&self.state).pages.begin_block(range);
+        Ok(())
+    }
+
+    /// It has ended, or could not acquire them; [`Map::end_reading`] with the last one.
+    pub fn end_block(&self, offset: u64, len: u64) -> Result<()> {
+        let range = self.pages_of(offset, len)?;
+        lock(&self.state).pages.end_block(range);
+        Ok(())
+    }
+
     /// Drops pages that are in no epoch for writing, and gives their memory back.
     pub(crate) fn drop_copies(&self, range: Range<usize>) -> Result<()> {
         // Jobs that are queued need the state, and memory is freed when none is.
@@ -46,7 +61,7 @@ impl Map {
         if state.window.is_some() {
             self.drop_pages(&mut state, range.clone(), false)?;
         }
-        state.pages.end_reading(range.clone());
+        state.pages.stop_reading(range.clone());
         drop(state);
         // The server has dropped them, or is another one.
         self.replica.end_lending(&range);

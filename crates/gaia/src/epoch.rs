@@ -265,7 +265,7 @@ impl Map {
         self.release_range(offset, len, false).map(|published| published.bytes)
     }
 
-    /// `hands_over`: the chunks of the range, if that can be done.
+    /// `hands_over`: the chunks of the range, if that can be done, and no block reads them.
     pub(crate) fn release_range(&self, offset: u64, len: u64, hands_over: bool) -> Result<Published> {
         let range = self.pages_of(offset, len)?;
         let _turn = self.turn()?;
@@ -287,6 +287,7 @@ impl Map {
         let whole = Run { first: range.start as u64, count: range.len() as u32 };
         let open: Vec<Run> = open.iter().map(|run| Run { first: run.start as u64, count: run.len() as u32 }).collect();
         // Pages that are overwritten are all changed: what gives their memory away needs no look at them.
+        let hands_over = hands_over && !state.pages.has_block(range.clone());
         let unseen = hands_over && open.iter().all(|run| state.pages.are_kept(run.pages()));
         let mut scan_ns = 0;
         let scan = |copies: Copies<'_>| {

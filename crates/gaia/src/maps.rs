@@ -119,6 +119,23 @@ impl FileMap {
         }
     }
 
+    /// A block begins that will acquire a range for reading: see [`Map::begin_block`]. Other maps have no memory to lose.
+    pub fn begin_block(&self, offset: u64, len: u64) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.begin_block(offset, len),
+            FileMap::Leased(map) => map.check_range(offset, len).map(drop),
+            FileMap::Coherent(map) => map.pages_of(offset, len).map(drop),
+        }
+    }
+
+    /// It has ended: see [`Map::end_block`].
+    pub fn end_block(&self, offset: u64, len: u64) -> Result<()> {
+        match self {
+            FileMap::Mounted(map) => map.end_block(offset, len),
+            FileMap::Leased(_) | FileMap::Coherent(_) => self.end_reading(offset, len),
+        }
+    }
+
     /// [`FileMap::acquire`] in the order of a stream: see [`Map::acquire_async`].
     pub fn acquire_async(&self, offset: u64, len: u64, access: Access, stream: StreamId) -> Result<()> {
         match self {

@@ -34,6 +34,8 @@ pub(crate) struct PageStates {
     kept: PageRuns<bool>,
     /// Pages that were acquired for reading, and not given up.
     reading: PageRuns<bool>,
+    /// Blocks of the program that read them: as long as there is one, no call ends their reading.
+    blocks: PageRuns<u32>,
     /// The last ones, for acquires again and again.
     last_read: Range<usize>,
     /// Pages whose memory was evicted, which the server was not told.
@@ -49,6 +51,7 @@ impl PageStates {
             known: PageRuns::new(false),
             kept: PageRuns::new(false),
             reading: PageRuns::new(false),
+            blocks: PageRuns::new(0),
             last_read: 0..0,
             evicted: PageRuns::new(false),
         }
@@ -100,10 +103,38 @@ impl PageStates {
         }
     }
 
-    /// Kernels no longer use them, unless they are in an epoch for writing.
+    /// Kernels no longer use them, unless they are in an epoch for writing, or a block reads them.
     pub(crate) fn end_reading(&mut self, range: Range<usize>) {
+        let without: Vec<_> = self.blocks.runs(wide(range)).filter(|(_, blocks)| *blocks == 0).collect();
+        without.into_iter().for_each(|(run, _)| self.reading.set(run, false));
+        self.last_read = 0..0;
+    }
+
+    /// Their memory is given back, whatever reads them.
+    pub(crate) fn stop_reading(&mut self, range: Range<usize>) {
         self.reading.set(wide(range), false);
         self.last_read = 0..0;
+    }
+
+    /// A block begins, which will acquire them for reading.
+    pub(crate) fn begin_block(&mut self, range: Range<usize>) {
+        self.count_blocks(range, |blocks| blocks.saturating_add(1));
+    }
+
+    /// A block has ended; with the last one the reading.
+    pub(crate) fn end_block(&mut self, range: Range<usize>) {
+        self.count_blocks(range.clone(), |blocks| blocks.saturating_sub(1));
+        self.end_reading(range);
+    }
+
+    /// Whether a block reads some of them.
+    pub(crate) fn has_block(&self, range: Range<usize>) -> bool {
+        self.blocks.runs(wide(range)).any(|(_, blocks)| blocks > 0)
+    }
+
+    fn count_blocks(&mut self, range: Range<usize>, count: impl Fn(u32) -> u32) {
+        let runs: Vec<_> = self.blocks.runs(wide(range)).collect();
+        runs.into_iter().for_each(|(run, blocks)| self.blocks.set(run, count(blocks)));
     }
 
     /// Whether kernels may use a page of the range.
@@ -371,6 +402,29 @@ mod tests {
         assert!(pages.is_in_use(1..2), "also after the same was read before");
         pages.set_epoch(2..6, Epoch::Lost);
         assert!(pages.is_in_use(5..8), "kernels of a lost epoch may still run");
+    }
+
+    #[test]
+    fn pages_of_a_block_stay_in_use_whatever_ends_their_reading() {
+        let mut pages = PageStates::new(8);
+        let in_use = |pages: &PageStates| (0..8).filter(|page| pages.is_in_use(*page..page + 1)).collect::<Vec<_>>();
+        pages.begin_block(0..4);
+        assert_eq!(in_use(&pages), [0; 0], "not before it has acquired them");
+        pages.begin_reading(0..4);
+        pages.begin_block(2..6);
+        pages.begin_reading(2..6);
+        pages.end_reading(0..8);
+        assert_eq!(in_use(&pages), [0, 1, 2, 3, 4, 5]);
+        assert!(pages.has_block(5..8) && !pages.has_block(6..8));
+        pages.end_block(0..4);
+        assert_eq!(in_use(&pages), [2, 3, 4, 5]);
+        pages.stop_reading(2..3);
+        assert_eq!(in_use(&pages), [3, 4, 5]);
+        pages.end_block(2..6);
+        assert_eq!(in_use(&pages), [0; 0]);
+        pages.begin_reading(3..4);
+        pages.end_reading(3..4);
+        assert!(!pages.is_in_use(0..8) && !pages.has_block(0..8));
     }
 
     #[test]

@@ -104,9 +104,14 @@ impl GaiaMap {
         self.with_map(py, |map| map.discard(offset, bytes))
     }
 
-    /// Gives up what was read of a range.
-    fn end_reading(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
-        self.with_map(py, |map| map.end_reading(offset, bytes))
+    /// A block begins that will acquire a range for reading.
+    fn begin_block(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
+        self.with_map(py, |map| map.begin_block(offset, bytes))
+    }
+
+    /// It has ended.
+    fn end_block(&self, py: Python<'_>, offset: u64, bytes: u64) -> PyResult<()> {
+        self.with_map(py, |map| map.end_block(offset, bytes))
     }
 
     /// Waits until what was released of a range is on storage.

@@ -262,6 +262,10 @@ pub struct Table {
     net_stop: unsafe extern "C" fn(net: *const c_void, report: Report) -> i64,
     // The net is gone then, after an error too.
     net_close: unsafe extern "C" fn(net: *mut c_void, report: Report) -> i64,
+
+    // A block of the program that acquires a range for reading begins, or has ended: until then its memory stays.
+    gaia_begin_block: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
+    gaia_end_block: unsafe extern "C" fn(address: u64, len: u64, report: Report) -> i64,
 }
 
 /// Lengths of the structs that functions are passed or fill.

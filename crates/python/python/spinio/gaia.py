@@ -21,7 +21,6 @@ import contextlib
 import errno
 import operator
 import os
-import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Callable, Generator, TypeVar
 
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["File", "Map", "open"]
 
 _T = TypeVar("_T")
-_PAGE = 4096
 
 
 class File(_file.File):
@@ -128,9 +126,6 @@ class Map:
 
     def __init__(self, mapped: _spinio.GaiaMap, name: Any, write: bool) -> None:
         self._mapped, self._name, self._write = mapped, name, write
-        # The pages of blocks that read, and what guards them.
-        self._reading: list[tuple[int, int]] = []
-        self._lock = threading.Lock()
 
     @property
     def address(self) -> int:
@@ -235,18 +230,15 @@ class Map:
         block reads or writes them. An earlier `acquire` for reading ends too; epochs for writing go on.
         """
         offset, nbytes = self._range(offset, nbytes)
-        self.acquire(offset, nbytes)
-        pages = (offset // _PAGE * _PAGE, min(self.nbytes, -(-(offset + nbytes) // _PAGE) * _PAGE))
-        with self._lock:
-            self._reading.append(pages)
+        # Before the acquire: a block of another thread that ends meanwhile must not let the pages go.
+        self._call(self._mapped.begin_block, offset, nbytes)
         try:
+            self.acquire(offset, nbytes)
             yield self._array(offset, nbytes, True)
         finally:
             # ValueError: the block has unmapped.
-            with self._lock, contextlib.suppress(ValueError):
-                self._reading.remove(pages)
-                for start, end in _outside(pages, self._reading):
-                    self._call(self._mapped.end_reading, start, end - start)
+            with contextlib.suppress(ValueError):
+                self._call(self._mapped.end_block, offset, nbytes)
 
     @contextlib.contextmanager
     def writing(
@@ -327,15 +319,6 @@ def open(
 ) -> File:
     """Opens a file as spinio.open does; returns a File, which can be mapped. Maps for writing need mode "r+"."""
     return File(path, mode, closefd, opener)
-
-
-def _outside(pages: tuple[int, int], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of a range that are in no other."""
-    parts = [pages]
-    for first, last in others:
-        cut = [((start, min(end, first)), (max(start, last), end)) for start, end in parts]
-        parts = [(start, end) for pair in cut for start, end in pair if start < end]
-    return parts
 
 
 def _stream_handle(stream: Any) -> int:

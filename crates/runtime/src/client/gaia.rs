@@ -124,6 +124,21 @@ impl Map {
         call_for_count(|report| unsafe { (table().gaia_end_reading)(address, len, report) }).map(drop)
     }
 
+    /// A block begins that will acquire a range for reading: until its end no release, and no end of another block, lets the
+    /// memory go.
+    pub fn begin_block(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_begin_block)(address, len, report) }).map(drop)
+    }
+
+    /// It has ended: what was read is given up, except for what other blocks read.
+    pub fn end_block(&self, offset: u64, len: u64) -> Result<(), Error> {
+        let address = self.address_of(offset, len)?;
+        // SAFETY: takes numbers only.
+        call_for_count(|report| unsafe { (table().gaia_end_block)(address, len, report) }).map(drop)
+    }
+
     /// Returns when what was released of a range is on storage.
     pub fn sync(&self, offset: u64, len: u64) -> Result<(), Error> {
         let address = self.address_of(offset, len)?;

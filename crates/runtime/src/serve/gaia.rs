@@ -117,6 +117,18 @@ pub(super) unsafe extern "C" fn end_reading(address: u64, len: u64, report: Repo
     unsafe { count(report, end) }
 }
 
+pub(super) unsafe extern "C" fn begin_block(address: u64, len: u64, report: Report) -> i64 {
+    let begin = || Ok(spinio_gaia::with_map(address, |map, offset| map.begin_block(offset, len).map(|()| 0))?);
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, begin) }
+}
+
+pub(super) unsafe extern "C" fn end_block(address: u64, len: u64, report: Report) -> i64 {
+    let end = || Ok(spinio_gaia::with_map(address, |map, offset| map.end_block(offset, len).map(|()| 0))?);
+    // SAFETY: the report is the caller's.
+    unsafe { count(report, end) }
+}
+
 pub(super) unsafe extern "C" fn sync(address: u64, len: u64, report: Report) -> i64 {
     let sync = || Ok(spinio_gaia::with_map(address, |map, offset| map.sync(offset, len).map(|()| 0))?);
     // SAFETY: the report is the caller's.

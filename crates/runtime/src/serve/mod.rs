@@ -93,6 +93,8 @@ pub const TABLE: Table = Table {
     net_stats: net::stats,
     net_stop: net::stop,
     net_close: net::close,
+    gaia_begin_block: gaia::begin_block,
+    gaia_end_block: gaia::end_block,
 };
 
 extern "C" fn version() -> *const c_char {
