@@ -8,7 +8,8 @@ use anyhow::Result;
 use crate::tools;
 
 /// Crates with models.
-const CRATES: [&str; 5] = ["spinio-ring", "spinio-host", "spinio-transfer", "spinio-pinned", "spinio-batch"];
+const CRATES: [&str; 6] =
+    ["spinio-ring", "spinio-host", "spinio-transfer", "spinio-pinned", "spinio-batch", "spinio-pagecache"];
 
 pub(crate) fn run() -> Result<()> {
     // A separate target directory: the flag would make cargo build everything again, here and at the next plain build.

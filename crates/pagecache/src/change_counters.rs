@@ -18,6 +18,36 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+/// A counter: an atomic of the standard library, or that of the model checker.
+pub trait Counter {
+    /// Its value.
+    fn get(&self) -> u64;
+    /// Another value.
+    fn set(&self, value: u64);
+    /// One more.
+    fn count(&self);
+}
+
+macro_rules! counters {
+    ($($kind:ty)*) => { $(impl Counter for $kind {
+        fn get(&self) -> u64 {
+            self.load(SeqCst)
+        }
+
+        fn set(&self, value: u64) {
+            self.store(value, SeqCst);
+        }
+
+        fn count(&self) {
+            self.fetch_add(1, SeqCst);
+        }
+    })* };
+}
+
+counters!(AtomicU64);
+#[cfg(loom)]
+counters!(loom::sync::atomic::AtomicU64);
+
 /// Words of a file's memory.
 pub const FILE_WORDS: usize = 2;
 /// Words of the supervisor's memory.
@@ -35,27 +65,106 @@ pub struct Unwritten {
 }
 
 /// Reads the counters; `None`: a program may have the file open for writing.
-pub fn read(file: &[AtomicU64], servers: &[AtomicU64]) -> Option<Unwritten> {
+pub fn read<C: Counter>(file: &[C], servers: &[C]) -> Option<Unwritten> {
     // The writer first: once it is gone, its changes are counted.
-    let writers = file[WRITERS].load(SeqCst);
-    let changes = file[CHANGES].load(SeqCst);
-    let servers = servers[SERVERS].load(SeqCst);
+    let writers = file[WRITERS].get();
+    let changes = file[CHANGES].get();
+    let servers = servers[SERVERS].get();
     (writers == 0).then_some(Unwritten { servers, changes })
 }
 
 /// The file's pages have changed. Called before a program is told.
-pub fn count_change(file: &[AtomicU64]) {
-    file[CHANGES].fetch_add(1, SeqCst);
+pub fn count_change(file: &[impl Counter]) {
+    file[CHANGES].count();
 }
 
 /// Whether a program may have the file open for writing. Called before the program is told that it is open.
-pub fn set_writers(file: &[AtomicU64], any: bool) {
-    file[WRITERS].store(any.into(), SeqCst);
+pub fn set_writers(file: &[impl Counter], any: bool) {
+    file[WRITERS].set(any.into());
 }
 
 /// A server starts; the one before it has ended.
-pub fn count_server(servers: &[AtomicU64]) {
-    servers[SERVERS].fetch_add(1, SeqCst);
+pub fn count_server(servers: &[impl Counter]) {
+    servers[SERVERS].count();
+}
+
+#[cfg(all(test, loom))]
+mod interleavings {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use loom::thread;
+
+    use super::*;
+
+    /// The counters, a byte of the file, and whether a program knows that it has stored another one.
+    struct World {
+        file: [AtomicU64; FILE_WORDS],
+        servers: [AtomicU64; SERVER_WORDS],
+        byte: AtomicU64,
+        is_stored: AtomicU64,
+    }
+
+    fn words<const N: usize>() -> [AtomicU64; N] {
+        std::array::from_fn(|_| AtomicU64::new(0))
+    }
+
+    /// A program stores, beside a client that acquires twice: what it has after the second time must be what the program
+    /// knew before that to be stored.
+    fn check(store: impl Fn(&World) + Copy + Send + Sync + 'static) {
+        loom::model(move || {
+            let (byte, is_stored) = (AtomicU64::new(0), AtomicU64::new(0));
+            let world = Arc::new(World { file: words(), servers: words(), byte, is_stored });
+            let program = {
+                let world = Arc::clone(&world);
+                thread::spawn(move || store(&world))
+            };
+            // An acquire that began later is not answered: the server that this memory is of has ended.
+            let first = read(&world.file, &world.servers).filter(|first| first.servers == 0);
+            let copy = world.byte.load(SeqCst);
+            let is_stored = world.is_stored.load(SeqCst);
+            let second = read(&world.file, &world.servers);
+            if is_stored == 1 && second.is_some() && second == first {
+                assert_eq!(copy, 1, "a store that the client does not see");
+            }
+            program.join().unwrap();
+            assert!(read(&world.file, &world.servers).is_some());
+        });
+    }
+
+    /// A store to memory, which nothing orders.
+    fn store(world: &World) {
+        world.byte.store(1, Relaxed);
+        world.is_stored.store(1, SeqCst);
+    }
+
+    #[test]
+    fn store_of_a_program_that_has_the_file_open_is_not_missed() {
+        check(|world| {
+            set_writers(&world.file, true);
+            store(world);
+            count_change(&world.file);
+            set_writers(&world.file, false);
+        });
+    }
+
+    #[test]
+    fn change_by_the_server_is_not_missed() {
+        check(|world| {
+            world.byte.store(1, Relaxed);
+            count_change(&world.file);
+            // The program is told.
+            world.is_stored.store(1, SeqCst);
+        });
+    }
+
+    /// The server that this memory is of counts no more: the program was answered by another one.
+    #[test]
+    fn store_after_the_death_of_the_server_is_not_missed() {
+        check(|world| {
+            count_server(&world.servers);
+            store(world);
+        });
+    }
 }
 
 #[cfg(test)]
