@@ -12,6 +12,7 @@ use crate::granule::{self, Look as Granule};
 use crate::layout::Descriptor;
 use crate::mailbox::{Address, Call, Reply, Request};
 use crate::message;
+use crate::page_requests::{Kernel, NEVER, PageRequest, PageRequests};
 use crate::peer::{self, Mark, Notice, Reader, Told, Writer};
 use crate::stream::{Look, ReceiveRing, Receiver, SendRing, Sender};
 use crate::{Position, Word};
@@ -464,4 +465,64 @@ fn words_of_the_last_message_are_not_taken_for_the_next_one() {
             assert!(writer.join().is_ok());
         });
     }
+}
+
+/// Kernels need two pages, and there is one slot: the filler gives it for the second one when the bytes of the first one are
+/// taken, and for neither those of the other are seen.
+#[test]
+fn staged_bytes_are_those_of_the_page_that_was_asked_for() {
+    struct World {
+        ring: [AtomicU64; 2],
+        done: [AtomicU64; 2],
+        taken: [AtomicU64; 1],
+        given: [AtomicU64; 1],
+        slot: AtomicU64,
+    }
+
+    impl World {
+        fn requests(&self) -> PageRequests<'_, AtomicU64> {
+            PageRequests { ring: &self.ring, done: &self.done, taken: &self.taken, given: &self.given }
+        }
+    }
+
+    check(|| {
+        let array = |value| AtomicU64::new(value);
+        let world = Arc::new(World {
+            ring: [array(0), array(0)],
+            done: [array(0), array(0)],
+            taken: [array(NEVER)],
+            given: [array(NEVER)],
+            slot: array(0),
+        });
+        let kernels = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let kernel = Kernel(world.requests());
+                [0, 1].map(|ticket| kernel.ask(ticket, PageRequest { page: 10 + ticket, frame: ticket }));
+                for ticket in 0..2 {
+                    let (slot, bytes) = loop {
+                        match kernel.answer(ticket, ticket) {
+                            Some(answer) => break answer.unwrap(),
+                            None => thread::yield_now(),
+                        }
+                    };
+                    assert_eq!((slot, bytes), (0, 4096));
+                    assert_eq!(world.slot.load(Relaxed), 10 + ticket, "the bytes of another page");
+                    kernel.take(ticket, slot);
+                }
+            })
+        };
+        let fillers = world.requests();
+        for ticket in 0..2 {
+            let (request, slot) = loop {
+                match fillers.request(ticket).and_then(|request| Some((request, fillers.take_slot(ticket, 0)?))) {
+                    Some(found) => break found,
+                    None => thread::yield_now(),
+                }
+            };
+            world.slot.store(request.page, Relaxed);
+            fillers.finish(ticket, request.frame, slot, 4096);
+        }
+        kernels.join().unwrap();
+    });
 }

@@ -1,4 +1,5 @@
-//! The queues between GPU kernels and the proxy of their sockets: where each word is, and what both sides do with it.
+//! The queues between GPU kernels and the proxy of their sockets, and those of a reader of files: where each word is, and what
+//! both sides do with it.
 //!
 //! ```text
 //!   kernel (device/include/spinio/net/)                              proxy (crates/net)
@@ -10,6 +11,7 @@
 //!            └────────── taken ────────────────────────────────────> room
 //!   peer ── two kernels of one net: ends and rings in device memory, no proxy on the way of a byte
 //!   granule ── a kernel and a program: the same, in pinned memory that both map
+//!   page_requests ── a kernel and the fillers of a reader of files (GAIA), in pinned memory
 //!   mailbox::Caller ── request ── doorbell: number ── mailbox::Server ── reply
 //! ```
 //!
@@ -37,6 +39,7 @@ pub mod layout;
 pub mod line;
 pub mod mailbox;
 pub mod message;
+pub mod page_requests;
 pub mod peer;
 pub mod position;
 pub mod stream;

@@ -20,10 +20,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use spinio_host::lock;
+use spinio_ring::page_requests::PageRequest;
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 
-use super::words::{Request, Words};
+use super::words::Words;
 use crate::file_reader::OpenFile;
 use crate::{Error, Result};
 
@@ -76,7 +77,7 @@ struct Next {
 /// A request and the slot for its bytes.
 struct Fill {
     ticket: u64,
-    request: Request,
+    request: PageRequest,
     slot: usize,
 }
 
@@ -136,7 +137,7 @@ impl Fillers {
             let frame = fill.request.frame;
             if frame >= self.frames {
                 // No kernel of ours stores that.
-                self.words.free_slot(fill.slot);
+                self.words.requests().free_slot(fill.slot);
                 self.errors.fetch_add(1, Relaxed);
                 continue;
             }
@@ -145,13 +146,13 @@ impl Fillers {
                     self.fills.fetch_add(1, Relaxed);
                     self.bytes.fetch_add(bytes as u64, Relaxed);
                     match bytes {
-                        0 => self.words.finish_empty(fill.ticket, frame, fill.slot, 0),
-                        _ => self.words.finish(fill.ticket, frame, fill.slot, bytes),
+                        0 => self.words.requests().finish_empty(fill.ticket, frame, fill.slot, 0),
+                        _ => self.words.requests().finish(fill.ticket, frame, fill.slot, bytes),
                     }
                 }
                 Err(e) => {
                     self.errors.fetch_add(1, Relaxed);
-                    self.words.finish_empty(fill.ticket, frame, fill.slot, -e.raw_os_error());
+                    self.words.requests().finish_empty(fill.ticket, frame, fill.slot, -e.raw_os_error());
                 }
             }
         }
@@ -165,8 +166,8 @@ impl Fillers {
         let (mut looks, mut sleep) = (0_u32, FIRST_SLEEP);
         while self.words.stop().load(Acquire) == 0 {
             let ticket = next.ticket;
-            if let Some(request) = self.words.request(ticket)
-                && let Some(slot) = self.words.take_slot(ticket, next.slot)
+            if let Some(request) = self.words.requests().request(ticket)
+                && let Some(slot) = self.words.requests().take_slot(ticket, next.slot)
             {
                 *next = Next { ticket: ticket + 1, slot };
                 return Some(Fill { ticket, request, slot });
@@ -245,7 +246,7 @@ mod tests {
         let first = at.next_multiple_of(PAGE);
         below.set_len(first - at + 4096).unwrap();
         let memory = std::fs::File::open("/proc/self/mem").unwrap();
-        let fill = Fill { ticket: 0, request: Request { frame: 0, page: first / PAGE }, slot: 0 };
+        let fill = Fill { ticket: 0, request: PageRequest { frame: 0, page: first / PAGE }, slot: 0 };
         assert_eq!(fillers.read(memory.as_raw_fd(), &fill), Err(Errno::IO));
         below.set_len(first - at + PAGE).unwrap();
         assert_eq!(fillers.read(memory.as_raw_fd(), &fill), Ok(PAGE as usize));

@@ -1,26 +1,20 @@
 //! What a reader's kernels and fillers share in pinned memory: words, and the staged bytes of pages.
 //!
 //! ```text
-//!   stop     1: kernels give up                                               written by the program
-//!   ring     phase 4 | frame 20 | page 40: a request                          written by kernels
-//!   done     ticket + 1: 32 | slot 14 and bytes 17, or -errno: 32, one a frame    written by fillers
-//!   taken    ticket + 1: 32, of the request whose bytes are taken, one a slot written by kernels
-//!   slots    the bytes of a page each                                         written by fillers
+//!   stop                      1: kernels give up                              written by the program
+//!   ring, done, taken         requests and answers                            spinio_ring::page_requests
+//!   slots                     the bytes of a page each                        written by fillers
 //! ```
 //!
-//! Each word is 8 aligned bytes, stored and loaded whole, with release and acquire. The phase of ring entry t is
-//! t / entries % 15 + 1, so an entry of the round before, or none, has another one. A frame has at most one open request
-//! and the ring at least as many entries as there are frames, so an entry is never overwritten before it is read.
-//!
-//! A slot is free if the kernels have taken what it was given for last. The kernel that needs a page copies it from its
-//! slot into its frame.
+//! Each word is 8 aligned bytes, stored and loaded whole, with release and acquire.
 
 #![expect(unsafe_code, reason = "memory that kernels share")]
 
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 
 use spinio_device::{Device, PinnedBuffer};
+use spinio_ring::page_requests::{NEVER, PageRequests};
 
 use crate::{Error, Result};
 
@@ -29,9 +23,6 @@ const HEADER: usize = 16;
 /// Pinned memory for staged pages, and how many there are at most: the done word has 14 bits for one.
 const STAGED_BYTES: u64 = 16 << 20;
 const MAX_SLOTS: u64 = 4096;
-const SLOT_SHIFT: u32 = 17;
-/// Of a slot that was never given: no number of a request.
-const NEVER: u64 = u64::MAX;
 
 /// The words; freed when this is dropped.
 pub(super) struct Words {
@@ -42,13 +33,6 @@ pub(super) struct Words {
     page: usize,
     /// Of each slot, what `taken` says once it is free.
     given: Box<[AtomicU64]>,
-}
-
-/// A request of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) page: u64,
-    pub(super) frame: u64,
 }
 
 /// Where the words are for kernels.
@@ -115,21 +99,19 @@ impl Words {
         })
     }
 
-    /// Request `ticket`, if a kernel has stored it.
-    pub(super) fn request(&self, ticket: u64) -> Option<Request> {
-        let word = self.at(HEADER + (ticket % self.entries()) as usize).load(Acquire);
-        let phase = ticket / self.entries() % 15 + 1;
-        (word >> 60 == phase).then_some(Request { frame: word >> 40 & 0xf_ffff, page: word & 0xff_ffff_ffff })
-    }
-
-    /// A free slot, for request `ticket`; the search begins after slot `after`. By one thread at a time.
-    pub(super) fn take_slot(&self, ticket: u64, after: usize) -> Option<usize> {
-        let number = |step: usize| (after + step) % self.slots;
-        let free = |slot: &usize| self.at(self.first_taken() + slot).load(Acquire) == self.given[*slot].load(Acquire);
-        let slot = (1..=self.slots).map(number).find(free)?;
-        // As kernels have it, from the done word.
-        self.given[slot].store(u64::from((ticket + 1) as u32), Relaxed);
-        Some(slot)
+    /// Requests and answers.
+    pub(super) fn requests(&self) -> PageRequests<'_, AtomicU64> {
+        let words = |first, len| {
+            debug_assert!((first + len) * 8 <= self.memory.len, "words outside the memory");
+            // SAFETY: in page-aligned memory that lives as long as this, and is accessed as whole words only.
+            unsafe { core::slice::from_raw_parts(self.memory.ptr.cast::<AtomicU64>().add(first), len) }
+        };
+        PageRequests {
+            ring: words(HEADER, self.entries() as usize),
+            done: words(self.first_done(), self.frames),
+            taken: words(self.first_taken(), self.slots),
+            given: &self.given,
+        }
     }
 
     /// The memory of a slot, which the caller has taken.
@@ -138,57 +120,10 @@ impl Words {
         // SAFETY: inside the memory.
         unsafe { self.memory.ptr.add(self.first_slot() + slot * self.page) }
     }
-
-    /// Says that the bytes of a frame's page are in a slot, which is the kernels' now.
-    pub(super) fn finish(&self, ticket: u64, frame: u64, slot: usize, bytes: usize) {
-        self.answer(ticket, frame, (slot << SLOT_SHIFT | bytes) as u32);
-    }
-
-    /// Says that there are no bytes, and why: 0 or a negative errno. The slot is free again.
-    pub(super) fn finish_empty(&self, ticket: u64, frame: u64, slot: usize, result: i32) {
-        self.free_slot(slot);
-        self.answer(ticket, frame, result as u32);
-    }
-
-    pub(super) fn free_slot(&self, slot: usize) {
-        // Kernels store there only what they have taken.
-        self.given[slot].store(self.at(self.first_taken() + slot).load(Relaxed), Release);
-    }
-
-    fn answer(&self, ticket: u64, frame: u64, result: u32) {
-        self.at(self.first_done() + frame as usize).store((ticket + 1) << 32 | u64::from(result), Release);
-    }
 }
 
 impl Drop for Words {
     fn drop(&mut self) {
         self.device.free_pinned(self.memory);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use spinio_device::emulated::{Config, Emulated};
-
-    use super::*;
-
-    #[test]
-    fn slots_are_free_again_once_they_are_taken_also_after_four_billion_requests() {
-        let device = Emulated::start(Config::parse("size=1M").unwrap()).unwrap();
-        let words = Words::new(device, 8, 4096).unwrap();
-        let taken = |slot: usize| words.at(words.first_taken() + slot);
-        let first = u64::from(u32::MAX) - 3;
-        let mut last = 0;
-        for ticket in first..first + 8 {
-            last = words.take_slot(ticket, last).unwrap();
-            words.finish(ticket, 3, last, 4096);
-        }
-        assert_eq!(words.take_slot(first + 8, last), None);
-        // A kernel gives back what the done word says.
-        let done = words.at(words.first_done() + 3).load(Relaxed);
-        taken(last).store(done >> 32, Release);
-        assert_eq!(words.take_slot(first + 8, last), Some(last));
-        words.finish_empty(first + 8, 3, last, -5);
-        assert_eq!(words.take_slot(first + 9, last), Some(last));
     }
 }
