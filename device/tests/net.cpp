@@ -104,8 +104,8 @@ __global__ void both_ends(net::Handle handle, net::Address address, int domain, 
     if (blockIdx.x == 0) {
         int s = net::socket(g, handle, domain, net::STREAM, 0);
         out[0] = net::accept(g, handle, s);              // EINVAL
-        out[1] = net::recv(g, handle, s, bytes, 1);      // ENOTCONN
-        out[2] = net::send(g, handle, s, bytes, 1);      // ENOTCONN
+        out[1] = net::recv(g, handle, s, bytes, 1);      // ENOTCONN; EINVAL
+        out[2] = net::send(g, handle, s, bytes, 1);      // EPIPE; ENOTCONN
         out[3] = net::shutdown(g, handle, s, net::SHUT_SEND); // ENOTCONN
         out[4] = net::bind(g, handle, s, address);
         out[5] = net::listen(g, handle, s, 5);
@@ -178,7 +178,7 @@ static void calls_and_their_errors(bool inet)
     spinio::launch_resident_on(net.stream, both_ends, 2, 64, net.handle, address, inet ? net::INET : net::UNIX, turn, net.words);
     net.wait();
     const int64_t length = inet ? 16 : address.length;
-    const int64_t server[] = {-EINVAL, -ENOTCONN, -ENOTCONN, -ENOTCONN, 0, 0, 0, length, -EADDRINUSE, 0, -EBADF, -EBADF, -EAGAIN, 5,
+    const int64_t server[] = {-EINVAL, inet ? -ENOTCONN : -EINVAL, inet ? -EPIPE : -ENOTCONN, -ENOTCONN, 0, 0, 0, length, -EADDRINUSE, 0, -EBADF, -EBADF, -EAGAIN, 5,
                               3, 'f', 3, 1, -EAGAIN, -EAGAIN, 8000, 1, 0, 0, -EPIPE, -EISCONN, 0, 0};
     const int64_t client[] = {0, 8, 8000, 0, 0, 0, -EAFNOSUPPORT, -ESOCKTNOSUPPORT, -EBADF, -EBADF};
     for (size_t i = 0; i < sizeof server / 8; i++)

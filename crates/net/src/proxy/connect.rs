@@ -35,6 +35,7 @@ impl Proxy {
             }
             Some(socket) => match socket.state {
                 State::Connected | State::Upgraded => Errno::ISCONN,
+                State::Listening if is_inet(socket.domain) => Errno::ISCONN,
                 State::Listening => Errno::INVAL,
                 State::Failed => Errno::CONNRESET,
                 State::Unconnected | State::Connecting => {

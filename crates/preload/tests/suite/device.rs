@@ -330,6 +330,11 @@ fn what_kernels_have_sent_arrives_however_they_end() {
 }
 
 #[test]
+fn each_call_of_a_kernel_has_the_result_of_the_system_call() {
+    passes_with_sockets("net_calls");
+}
+
+#[test]
 fn kernels_send_files_whole_and_in_order() {
     passes_with_sockets("net_sendfile");
 }

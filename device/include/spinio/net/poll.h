@@ -81,7 +81,8 @@ __device__ inline bool look(const Handle &net, Poll &poll, bool first)
     poll.ready = events & poll.events;
     if (failed)
         poll.ready |= ERR;
-    if (failed || (ended && errno_of_line))
+    // Of packets the line does not say that this side has ended.
+    if (failed || (ended && (errno_of_line || load_acquire_device(&socket->shut) & shut_send)))
         poll.ready |= HUP;
     return poll.ready != 0;
 }

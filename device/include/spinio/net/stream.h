@@ -79,8 +79,9 @@ __device__ inline Arrived wait_for_bytes(const Handle &net, int s, int flags, ui
         if (seen.bytes != has_failed)
             return seen;
         const uint64_t failed = load_acquire_system(device_line(net, s) + 1) >> layout::position_bits;
-        // No error any more: the connection came in between.
-        seen.bytes = failed == 0 || failed == layout::connecting ? nothing : -int64_t(failed);
+        // No error any more: the connection came in between. Linux has another errno for a stream of UNIX without a connection.
+        const bool invalid = failed == ENOTCONN && device_socket(net, s)->kind == (UNIX << 4 | STREAM);
+        seen.bytes = failed == 0 || failed == layout::connecting ? nothing : invalid ? -EINVAL : -int64_t(failed);
         if (seen.bytes != nothing)
             return seen;
     }
@@ -98,8 +99,9 @@ __device__ SPINIO_OUTLINE inline int64_t wait_until_sent(Handle net, int s, int 
             return -EPIPE;
         const uint64_t word = load_acquire_system(device_line(net, s) + 1), failed = word >> layout::position_bits;
         const bool connects = failed == layout::connecting;
+        // Linux has another errno for a TCP socket without a connection.
         if (failed && !connects)
-            return -int64_t(failed);
+            return failed == ENOTCONN && domain_of(socket) != UNIX ? -EPIPE : -int64_t(failed);
         uint64_t room = size - ((tail - word) & layout::position_mask);
         if (room > size)
             return -EPROTO;
