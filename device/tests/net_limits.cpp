@@ -275,6 +275,61 @@ static void options_of_a_wrong_size_are_refused()
     }
 }
 
+__global__ void use_no_memory(net::Handle handle, int s, int datagrams, int64_t *out)
+{
+    __shared__ char byte;
+    auto g = net::block();
+    const char *text = nullptr;
+    char *none = nullptr;
+    net::Address from;
+    int f = spinio::file::open(g, handle, "f", spinio::file::RDWR);
+    for (int socket : {s, datagrams}) {
+        *out++ = net::send(g, handle, socket, none, 1);
+        *out++ = net::recv(g, handle, socket, none, 1);
+        *out++ = net::sendto(g, handle, socket, none, 1, 0, net::Address{});
+        *out++ = net::recvfrom(g, handle, socket, none, 1, 0, &from);
+        *out++ = net::setsockopt(g, handle, socket, net::LEVEL_SOCKET, net::OPTION_KEEPALIVE, none, 4);
+        *out++ = net::getsockopt(g, handle, socket, net::LEVEL_SOCKET, net::OPTION_KEEPALIVE, &byte, nullptr);
+        *out++ = net::poll(g, handle, nullptr, 1, 0);
+        *out++ = spinio::file::open(g, handle, text, spinio::file::RDONLY);
+        *out++ = spinio::file::pread(g, handle, f, none, 1, 0);
+        *out++ = spinio::file::pwrite(g, handle, f, none, 1, 0);
+        *out++ = spinio::file::fstat(g, handle, f, nullptr);
+        // What came is still there.
+        *out++ = net::recv(g, handle, socket, &byte, 1) == 1 && byte == 'x';
+        // No bytes need no memory.
+        *out++ = net::send(g, handle, socket, none, 0);
+    }
+}
+
+static void no_memory_is_efault()
+{
+    NothingLeft nothing(__func__);
+    char folder[] = "/tmp/spinio-net-XXXXXX";
+    CHECK(mkdtemp(folder) != nullptr);
+    const std::string file = std::string(folder) + "/f";
+    close(open(file.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
+    Net net({.files_root = folder, .files_write = true});
+    int ends[2], datagrams[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends) && !socketpair(AF_UNIX, SOCK_DGRAM, 0, datagrams));
+    CHECK(send(ends[0], "x", 1, 0) == 1 && send(datagrams[0], "x", 1, 0) == 1);
+    int s = spinio_net_adopt(net.net, ends[1]), d = spinio_net_adopt(net.net, datagrams[1]);
+    CHECK(s > 0 && d > 0);
+    spinio::launch_resident_on(net.stream, use_no_memory, 1, 32, net.handle, s, d, net.words);
+    net.wait();
+    for (int i = 0; i < 26; i++) {
+        const int64_t expected = i % 13 < 11 ? -EFAULT : i % 13 == 11;
+        if (net.words[i] != expected) {
+            std::printf("call %d without memory: %lld\n", i, (long long)net.words[i]);
+            failures++;
+        }
+    }
+    close(ends[0]);
+    close(datagrams[0]);
+    unlink(file.c_str());
+    rmdir(folder);
+}
+
 __global__ void use_path(net::Handle handle, net::Address path, int64_t *out)
 {
     __shared__ char byte;
@@ -356,6 +411,7 @@ int main(int arguments, char **argument)
     options_of_a_wrong_size_are_refused();
     privileged_port_is_refused();
     paths_that_are_too_long_are_refused();
+    no_memory_is_efault();
     rings_run_out();
     few_descriptors_are_an_error_or_enough();
     little_memory_is_an_error_or_enough();

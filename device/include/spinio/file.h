@@ -53,6 +53,9 @@ __device__ int64_t move(Group group, const Handle &net, bool reads, int f, unsig
     if (buffer < 0)
         return buffer;
     unsigned char *place = buffer_bytes(net, int(buffer));
+    // The call is still made, for errors of the file.
+    const bool has_no_memory = !bytes && count;
+    count = has_no_memory ? 0 : count;
     size_t done = 0;
     int64_t result = 0;
     do {
@@ -78,7 +81,7 @@ __device__ int64_t move(Group group, const Handle &net, bool reads, int f, unsig
     } while (done < count);
     if (group.leads())
         release_buffer(net, int(buffer));
-    return done ? int64_t(done) : result;
+    return done ? int64_t(done) : has_no_memory && result >= 0 ? -EFAULT : result;
 }
 
 } // namespace detail
@@ -92,7 +95,7 @@ __device__ int open(Group group, const Handle &net, const char *path, int flags,
     SPINIO_CHECK_CALL(group, "open", net, path, flags, mode);
     int64_t result = 0;
     if (group.leads()) {
-        result = detail::claim_buffer(net);
+        result = path ? detail::claim_buffer(net) : -EFAULT;
         if (result >= 0) {
             const int buffer = int(result);
             unsigned char *place = detail::buffer_bytes(net, buffer);
@@ -141,6 +144,8 @@ __device__ int fstat(Group group, const Handle &net, int f, Stat *stat)
     if (group.leads()) {
         net::detail::FileRequest request = {net::layout::call_stat_file, f, 0, 0, {}};
         result = net.files ? net::detail::file_call(net, request, true) : -EBADF;
+        if (!result && !stat)
+            result = -EFAULT;
         if (!result)
             *stat = {request.numbers[0], uint32_t(request.numbers[1]), int64_t(request.numbers[2]), request.numbers[3], request.numbers[4]};
     }

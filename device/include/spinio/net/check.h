@@ -62,7 +62,7 @@ __device__ inline uint64_t word_of(const Handle &net) { return net.pinned; }
 __device__ inline uint64_t word_of(const char *text)
 {
     uint64_t hash = 0;
-    for (size_t i = 0; i <= layout::path_bytes && text[i]; i++)
+    for (size_t i = 0; text && i <= layout::path_bytes && text[i]; i++)
         hash = mix(hash, uint64_t((unsigned char)text[i]));
     return hash;
 }

@@ -75,7 +75,7 @@ __device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, 
         to = nullptr;
     uint64_t tail = start.position;
     if (group.leads()) {
-        start.value = flags & MORE ? -EOPNOTSUPP : check_datagram(socket, bytes, to);
+        start.value = flags & MORE ? -EOPNOTSUPP : bytes && !buffer ? -EFAULT : check_datagram(socket, bytes, to);
         // One whose call did not wait until it was sent. Its errno is lost.
         if (!start.value && load_relaxed_device(&socket->sent) != start.position) {
             int failed = wait_for_result(net, s, flags, start.position);
@@ -142,7 +142,7 @@ __device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int 
     // Stored length 24 and length of the datagram, or -errno; consumed position.
     Outcome next = {0, 0, 0};
     if (group.leads()) {
-        record = wait_for_record(net, s, flags, start.position, header, full);
+        record = bytes && !buffer ? -EFAULT : wait_for_record(net, s, flags, start.position, header, full);
         uint64_t failed = header[0] >> 48;
         next = {record < 0 ? record : failed ? -int64_t(failed) : int64_t((header[0] & 0xffffff) | (header[3] & 0xffffffff) << 24), start.position, 0};
     }

@@ -147,7 +147,7 @@ __device__ int setsockopt(Group group, const Handle &net, int s, int level, int 
     SPINIO_CHECK_CALL(group, "setsockopt", net, s, level, option, length);
     int64_t result = 0;
     if (group.leads())
-        result = detail::set_option(net, s, level, option, static_cast<const unsigned char *>(value), length);
+        result = !value && length ? -EFAULT : detail::set_option(net, s, level, option, static_cast<const unsigned char *>(value), length);
     return int(share(group, result));
 }
 
@@ -158,7 +158,7 @@ __device__ int getsockopt(Group group, const Handle &net, int s, int level, int 
     SPINIO_CHECK_CALL(group, "getsockopt", net, s, level, option);
     int64_t result = 0;
     if (group.leads())
-        result = detail::get_option(net, s, level, option, static_cast<unsigned char *>(value), length);
+        result = !value || !length ? -EFAULT : detail::get_option(net, s, level, option, static_cast<unsigned char *>(value), length);
     return int(share(group, result));
 }
 

@@ -95,6 +95,8 @@ template <typename Group>
 __device__ int poll(Group group, const Handle &net, Poll *polls, int n, int64_t ns)
 {
     SPINIO_CHECK_CALL(group, "poll", net, polls, n, ns);
+    if (!polls && n > 0)
+        return -EFAULT;
     uint64_t deadline = ns > 0 && group.leads() ? nanoseconds() + uint64_t(ns) : 0;
     Backoff waiting(32768);
     // Once the net is stopped, all lines say so: a last look, since this group may have looked before.

@@ -288,7 +288,9 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
                 there = lock_direction(net, s, flags, true, locked);
             else
                 load_fields(net, s, true, locked);
-            if (bytes && has_stream(there.ring)) {
+            if (bytes && !buffer) {
+                there.value = -EFAULT;
+            } else if (bytes && has_stream(there.ring)) {
                 const Arrived seen = wait_to_receive(net, s, flags, locked, there, deadline);
                 there.value = seen.bytes;
                 there.message = seen.message ? message_of(net, locked) : 0;
@@ -441,7 +443,7 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
 } // namespace detail
 
 // Receives at most `bytes`; returns how many, 0 at the end of the stream, or -errno. WAITALL: all of them, unless the
-// stream ends. PEEK: they can be received again.
+// stream ends. PEEK: those that are there, also with WAITALL; they can be received again.
 template <typename Group>
 __device__ int64_t recv(Group group, const Handle &net, int s, void *buffer, size_t bytes, int flags = 0)
 {
@@ -461,6 +463,8 @@ template <typename Group>
 __device__ int64_t send(Group group, const Handle &net, int s, const void *buffer, size_t bytes, int flags = 0)
 {
     SPINIO_CHECK_CALL(group, "send", net, s, buffer, bytes, flags);
+    if (!buffer && bytes)
+        return -EFAULT;
     for (;;) {
         int64_t result = detail::send_stream(group, net, s, buffer, bytes, flags);
         if (result != -int(layout::moved))
