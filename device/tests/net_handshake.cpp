@@ -54,7 +54,7 @@ static void connecting_side_is_killed(const Net &net, const std::string &side, c
     CHECK(other.child.ends() == 0);
 }
 
-static void whoever_connects_is_killed(const std::string &where)
+static void connecting_process_is_killed(const std::string &where)
 {
     NothingLeft nothing(__func__);
     std::string address;
@@ -86,7 +86,7 @@ static void whoever_connects_is_killed(const std::string &where)
     CHECK(spinio_net_listen(again.net, address.c_str(), 1) > 0);
 }
 
-static void whoever_accepts_is_killed(const std::string &where)
+static void accepting_process_is_killed(const std::string &where)
 {
     NothingLeft nothing(__func__);
     {
@@ -218,8 +218,8 @@ int main(int count, char **argument)
     }
     const std::string name = "unix:@spinio-handshake-" + std::to_string(getpid());
     for (const std::string &where : {std::string("tcp://127.0.0.1:0"), name}) {
-        whoever_connects_is_killed(where);
-        whoever_accepts_is_killed(where);
+        connecting_process_is_killed(where);
+        accepting_process_is_killed(where);
     }
     for (const std::string &seconds : count > 1 ? std::vector<std::string>(argument + 1, argument + count) : std::vector<std::string>{"1", "6"})
         all_are_stopped(seconds);
