@@ -12,7 +12,11 @@ use spinio_device::registry;
 use spinio_net::{Handle, Net, NetAddress, Options, Socket, SocketOptions};
 use spinio_ring::datagram::Header;
 use spinio_ring::doorbell::{self, Entry, Op};
-use spinio_ring::layout::{DOORBELL_BYTES, DOORBELLS, Descriptor, LINE_BYTES, MAILBOX_BYTES, Sizes, header, record};
+use spinio_ring::granule;
+use spinio_ring::layout::{
+    DOORBELL_BYTES, DOORBELLS, Descriptor, EVENT_SETS, LINE_BYTES, MAILBOX_BYTES, PAGE, RECORD_BYTES, Sizes,
+    WAIT_BYTES, header, record,
+};
 use spinio_ring::line::{Consumed, EOF, ERR, Received, Sent};
 use spinio_ring::mailbox::{Address, Call, Reply, Request};
 use spinio_ring::{Position, Word, peer};
@@ -37,9 +41,13 @@ impl Kernel {
     }
 
     fn words(&self, offset: usize, bytes: usize) -> &[AtomicU64] {
+        self.words_at(self.handle.pinned as usize + offset, bytes)
+    }
+
+    fn words_at(&self, address: usize, bytes: usize) -> &[AtomicU64] {
         // SAFETY: kernels of the emulated GPU see pinned memory at its own address; it lives as long as the net, and all
         // accesses to it are atomic.
-        unsafe { core::slice::from_raw_parts((self.handle.pinned as usize + offset) as *const AtomicU64, bytes / 8) }
+        unsafe { core::slice::from_raw_parts(address as *const AtomicU64, bytes / 8) }
     }
 
     fn ring(&self, op: Op, position: u64, socket: u32, epoch: u32) {
@@ -65,8 +73,14 @@ impl Kernel {
     }
 }
 
+const CONNECTIONS: usize = 16;
+const RING_BYTES: usize = 4096;
+/// Of the calls of programs.
+const DONTWAIT: u32 = 0x40;
+
 fn open() -> Net {
-    let options = Options { sockets: 64, connections: 16, ring_bytes: 4096, idle_us: 500, ..Options::default() };
+    let (connections, ring_bytes) = (CONNECTIONS as u32, RING_BYTES as u32);
+    let options = Options { sockets: 64, connections, ring_bytes, idle_us: 500, ..Options::default() };
     Net::open(registry::emulated().unwrap(), options).unwrap()
 }
 
@@ -473,14 +487,35 @@ fn random_words(mut seed: u64) {
     let (net, other) = (open(), open());
     let (kernel, other_kernel) = (Kernel::new(&net), Kernel::new(&other));
     let sizes = kernel.sizes();
+    let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 8).unwrap();
+    let inner = net.address(listener).unwrap();
+    // UNIX sockets, since random addresses of others would be those of other machines.
+    let datagrams = [1, 2].map(|number| new_socket(&kernel, number, 1, 2));
+    let programs = [3, 4].map(|number| {
+        let program = Socket::connect(&inner, SocketOptions::default()).unwrap();
+        assert_eq!(program.transport().0, "shared");
+        (program, accept(&kernel, listener, number))
+    });
+    let rings = kernel.words(sizes.rings(), 2 * CONNECTIONS * RING_BYTES);
+    let granules = programs.each_ref().map(|(_, socket)| {
+        let index = Descriptor::of(*socket as u32).index as usize;
+        let record = kernel.words(sizes.records() + index * RECORD_BYTES, RECORD_BYTES);
+        let address = record[record::GRANULE].load_acquire() as usize;
+        kernel.words_at(address, granule::bytes(RING_BYTES as u64) as usize)
+    });
     let areas = [
         kernel.words(sizes.doorbells(), DOORBELLS * DOORBELL_BYTES),
         kernel.words(sizes.host_lines(), 64 * LINE_BYTES),
         kernel.words(sizes.mailboxes(), 2048 * MAILBOX_BYTES),
-        kernel.words(sizes.event_sets(), 2 * 4096),
+        kernel.words(sizes.event_sets(), PAGE + EVENT_SETS as usize * PAGE),
+        kernel.words(sizes.records(), 64 * RECORD_BYTES),
+        kernel.words(sizes.device_lines(), 64 * LINE_BYTES),
+        kernel.words(sizes.waits(), 64 * WAIT_BYTES),
+        rings,
+        // Its words, more often than its rings.
+        &granules[0][..granule::WORDS],
+        granules[1],
     ];
-    let listener = net.listen(&NetAddress::parse("tcp://127.0.0.1:0").unwrap(), 8).unwrap();
-    let inner = net.address(listener).unwrap();
     let mut peers = Vec::new();
     let mut random = || {
         seed ^= seed << 13;
@@ -508,6 +543,25 @@ fn random_words(mut seed: u64) {
                 _ => (random() % 9) | (random() << 32),
             };
             area[random() as usize % area.len()].store_release(word);
+        }
+        // A record of a datagram that may be right, at a place where one may begin.
+        let header = Header {
+            stored: (random() % 5000) as u32,
+            address_len: (random() % 120) as u8,
+            flags: random() as u8,
+            address: [random(), random()],
+            ..Header::default()
+        };
+        let at = random() as usize % (rings.len() / 4) * 4;
+        rings[at..].iter().zip(header.words()).for_each(|(word, value)| word.store_release(value));
+        let Descriptor { index, epoch } = Descriptor::of(datagrams[round % 2] as u32);
+        kernel.ring(Op::Send, random() % 1024 * 16, index, epoch);
+        for (program, _) in &programs {
+            let mut bytes = [0; 100];
+            // SAFETY: the bytes live across the calls. What these say is the kernel's doing, and of no matter.
+            let _ = unsafe { program.recv(bytes.as_mut_ptr(), bytes.len(), DONTWAIT) };
+            // SAFETY: as above.
+            let _ = unsafe { program.send(bytes.as_ptr(), bytes.len(), DONTWAIT) };
         }
         // Complete entries too, in the order in which the proxy takes them.
         let ops = [Op::Send, Op::Credit, Op::Rearm, Op::Close, Op::Control, Op::Ready];
