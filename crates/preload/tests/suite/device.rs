@@ -335,6 +335,11 @@ fn each_call_of_a_kernel_has_the_result_of_the_system_call() {
 }
 
 #[test]
+fn one_call_of_a_kernel_moves_any_number_of_bytes() {
+    passes_with_sockets("net_large");
+}
+
+#[test]
 fn kernels_send_files_whole_and_in_order() {
     passes_with_sockets("net_sendfile");
 }
