@@ -1,5 +1,6 @@
 /* Threads cancelled inside host reads and writes: cleanup handlers run, the calls do not return, and the unwinding
- * passes through the library. Once before any device exists, once after; with HOST_ONLY there is none. */
+ * passes through the library. Once before any device exists, once after; with HOST_ONLY there is none. cancel [absent]:
+ * absent has the device reads fetch from storage. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -56,6 +57,7 @@ static void *reader(void *which)
 
 #ifndef HOST_ONLY
 static void *device;
+static int absent;
 
 /* A pending cancellation ends the thread before the read consumes any bytes. */
 static void *pending_cancel(void *fd)
@@ -77,7 +79,9 @@ static void *device_reader(void *fd)
     pthread_cleanup_push(cleanup, &cleaned);
     atomic_fetch_add(&started, 1);
     for (int i = 0;; i++) {
-        CHECK(pread(*(int *)fd, device, i % 2 ? 100 : 1 << 20, 0) > 0);
+        if (absent)
+            posix_fadvise(*(int *)fd, 0, 0, POSIX_FADV_DONTNEED);
+        CHECK(pread(*(int *)fd, device, i % 2 ? 100 : 1 << 20, absent ? 4096 * (1 + i * 7 % 64) : 0) > 0);
         fread(device, 1, 5000, file);
         rewind(file);
         CHECK(pwrite(out, device, i % 2 ? 100 : 1 << 20, 0) > 0);
@@ -109,8 +113,23 @@ static void all(void)
     }
 }
 
-int main(void)
+#ifndef HOST_ONLY
+/* A file to read: on a disk if its pages are to be dropped. */
+static int open_source(void)
 {
+    if (!absent)
+        return open("/proc/self/exe", O_RDONLY);
+    static char bytes[2 << 20];
+    int fd = open("cancel.data", O_CREAT | O_TRUNC | O_RDWR, 0600);
+    unlink("cancel.data");
+    CHECK(fd >= 0 && write(fd, bytes, sizeof bytes) == sizeof bytes && fsync(fd) == 0);
+    return fd;
+}
+#endif
+
+int main(int argc, char **argv)
+{
+    (void)argc, (void)argv;
     CHECK(pipe(ends) == 0);
     CHECK(pipe2(full, O_NONBLOCK) == 0);
     static char page[4096];
@@ -121,6 +140,7 @@ int main(void)
     CHECK(mkfifo("cancel.fifo", 0600) == 0);
     all();
 #ifndef HOST_ONLY
+    absent = argc == 2 && strcmp(argv[1], "absent") == 0;
     device = device_alloc(1 << 20);
     all();
     CHECK(write(ends[1], "left", 4) == 4);
@@ -129,7 +149,7 @@ int main(void)
     CHECK(pthread_create(&thread, NULL, pending_cancel, &ends[0]) == 0);
     CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
     char left[4];
-    int fd = open("/proc/self/exe", O_RDONLY);
+    int fd = open_source();
     CHECK(fd >= 0);
     for (int i = 0; i < 100; i++) {
         atomic_store(&started, 0);

@@ -1,5 +1,5 @@
 /* Children of a process that uses a device: their host reads work, they may close all descriptors, and the parent's
- * device reads work afterwards. */
+ * device reads work afterwards. forks [absent]: absent has the device reads fetch from storage. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,15 +12,22 @@
 #include "check.h"
 #include "memory.h"
 
-enum { SIZE = 200000, CHILDREN = 40 };
+enum { SIZE = 49 * 4096, CHILDREN = 40 };
 extern char **environ;
 static unsigned char bytes[SIZE], got[SIZE];
 static unsigned char *device;
-static int fd;
+static int fd, absent;
 static atomic_int stop;
+
+static void before_device_read(void)
+{
+    if (absent)
+        CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+}
 
 static void device_read(void)
 {
+    before_device_read();
     CHECK(pread(fd, device, SIZE, 0) == SIZE);
     device_get(got, device, SIZE);
     CHECK(memcmp(got, bytes, SIZE) == 0);
@@ -33,6 +40,7 @@ static void *reading(void *unused)
     unsigned char *mine = device_alloc(SIZE);
     int out = open("forks.out", O_CREAT | O_TRUNC | O_RDWR | O_CLOEXEC, 0600);
     while (!atomic_load(&stop)) {
+        before_device_read();
         CHECK(pread(fd, mine, SIZE, 0) == SIZE);
         CHECK(pwrite(out, mine, SIZE, 0) == SIZE);
     }
@@ -48,12 +56,13 @@ static void expect_success(pid_t child)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    absent = argc == 2 && strcmp(argv[1], "absent") == 0;
     fd = open("forks.tmp", O_CREAT | O_TRUNC | O_RDWR, 0600);
     for (size_t i = 0; i < SIZE; i++)
         bytes[i] = (unsigned char)(i * 2654435761u >> 11);
-    CHECK(fd >= 0 && write(fd, bytes, SIZE) == SIZE);
+    CHECK(fd >= 0 && write(fd, bytes, SIZE) == SIZE && fsync(fd) == 0);
     device = device_alloc(SIZE);
     device_read();
     pthread_t thread;

@@ -77,7 +77,8 @@ void *device_alloc(size_t size)
         must(cuda.alloc(&address, size), "cuMemAlloc");
         return (void *)address;
     }
-    void *memory = FIND(spinio_mem_alloc)("emulated", size, 0);
+    unsigned flags = getenv("SPINIO_TEST_HOST_MAPPED") ? SPINIO_MEM_HOST_MAPPED : 0;
+    void *memory = FIND(spinio_mem_alloc)("emulated", size, flags);
     if (!memory)
         fail("spinio_mem_alloc");
     return memory;

@@ -26,6 +26,23 @@ fn direct_fd_reads_into_device_match_aligned_host_memory() {
     assert_passes(run_preloaded(&program("direct"), &[build_dir().to_str().expect("UTF-8")]));
 }
 
+/// Variables that select what reads storage: the shared ring, workers, or the calling thread's own ring, which reads into
+/// peer-to-peer memory.
+const ENGINES: [&[(&str, &str)]; 3] = [
+    &[("SPINIO_STORAGE_ENGINE", "ring")],
+    &[("SPINIO_STORAGE_ENGINE", "workers")],
+    &[("SPINIO_EMULATED", "size=64M,bar=40M,p2p=1"), ("SPINIO_TEST_HOST_MAPPED", "1")],
+];
+
+/// Runs a program with each engine; these arguments have it read absent pages.
+fn passes_with_each_engine(program: &Path, arguments: &[&str]) {
+    for engine in ENGINES {
+        let mut run = run_preloaded(program, arguments);
+        run.envs(engine.iter().copied());
+        assert_passes(run);
+    }
+}
+
 #[test]
 fn read_concurrent_with_dup2_has_bytes_of_one_file() {
     let program = program("swaps");
@@ -36,11 +53,7 @@ fn read_concurrent_with_dup2_has_bytes_of_one_file() {
         }
         assert_passes(run);
     }
-    for engine in ["ring", "workers"] {
-        let mut run = run_preloaded(&program, &[build_dir().to_str().expect("UTF-8"), "absent"]);
-        run.env("SPINIO_STORAGE_ENGINE", engine);
-        assert_passes(run);
-    }
+    passes_with_each_engine(&program, &[build_dir().to_str().expect("UTF-8"), "absent"]);
 }
 
 #[test]
@@ -168,14 +181,19 @@ fn longjmp_out_of_close_leaves_offsets_right() {
 #[test]
 fn handlers_run_after_reads_of_local_disks() {
     let program = program("handlers");
-    for (engine, arguments) in
-        [("ring", &["1024"][..]), ("workers", &["1024"]), ("workers", &["256"]), ("workers", &["1024", "direct"])]
-    {
+    let [ring, workers, own_ring] = ENGINES;
+    for (engine, arguments) in [
+        (ring, &["1024"][..]),
+        (workers, &["1024"]),
+        (workers, &["256"]),
+        (workers, &["1024", "direct"]),
+        (own_ring, &["1024"]),
+    ] {
         let mut run = run_preloaded(&program, arguments);
         // Two bounce buffers: a read that a handler leaves must not keep one.
-        run.env("SPINIO_STORAGE_ENGINE", engine).env("SPINIO_BOUNCE_LIMIT", "4M");
+        run.envs(engine.iter().copied()).env("SPINIO_BOUNCE_LIMIT", "4M");
         let done = assert_passes(run);
-        print!("{engine} {arguments:?}: {}", String::from_utf8_lossy(&done.stdout));
+        print!("{engine:?} {arguments:?}: {}", String::from_utf8_lossy(&done.stdout));
     }
 }
 
@@ -186,12 +204,16 @@ fn handler_that_jumps_leaves_no_lock_of_a_large_read() {
 
 #[test]
 fn threads_can_be_cancelled_in_host_reads() {
-    assert_passes(run_preloaded(&program("cancel"), &[]));
+    let program = program("cancel");
+    assert_passes(run_preloaded(&program, &[]));
+    passes_with_each_engine(&program, &["absent"]);
 }
 
 #[test]
 fn children_of_device_program_work() {
-    assert_passes(run_preloaded(&program("forks"), &[]));
+    let program = program("forks");
+    assert_passes(run_preloaded(&program, &[]));
+    passes_with_each_engine(&program, &["absent"]);
 }
 
 #[test]
