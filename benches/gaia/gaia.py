@@ -10,7 +10,6 @@ are those of this machine's processors and memory. Goals are those for an H200.
 """
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import pathlib
@@ -23,10 +22,10 @@ import sys
 import tempfile
 import time
 
+from cpu_io import MIB, PAGE, cold_reads, evict, names, scattered, sequential, written
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-MIB = 1 << 20
-PAGE = 4096
 
 
 def fail(text):
@@ -85,120 +84,97 @@ class Mount:
         self.supervisor.wait()
 
 
-def sequential(path):
-    """GB/s of cached reads of 1 MiB, the best of five passes after a first."""
-    buffer, best = bytearray(MIB), 0.0
-    fd = os.open(path, os.O_RDONLY)
-    for run in range(6):
-        begun, at = time.perf_counter(), 0
-        while got := os.preadv(fd, [buffer], at):
-            at += got
-        if run:
-            best = max(best, at / (time.perf_counter() - begun) / 1e9)
-    os.close(fd)
-    return best
-
-
-def scattered(path, size):
-    """Cached reads of 4 KiB a second, the best of five passes."""
-    buffer, best = bytearray(PAGE), 0.0
-    offsets = [random.randrange(size // PAGE) * PAGE for _ in range(50000)]
-    fd = os.open(path, os.O_RDONLY)
-    for _ in range(5):
-        begun = time.perf_counter()
-        for offset in offsets:
-            os.preadv(fd, [buffer], offset)
-        best = max(best, len(offsets) / (time.perf_counter() - begun))
-    os.close(fd)
-    return best
-
-
-def written(directory, size):
-    """GB/s of writes of 1 MiB to a new file and fsync, the best of three."""
-    block, best = os.urandom(MIB), 0.0
-    for _ in range(3):
-        begun = time.perf_counter()
-        fd = os.open(directory / "new", os.O_RDWR | os.O_CREAT)
-        for at in range(0, size, MIB):
-            os.pwrite(fd, block, at)
-        os.fsync(fd)
-        best = max(best, size / (time.perf_counter() - begun) / 1e9)
-        os.close(fd)
-        os.unlink(directory / "new")
-    return best
-
-
-def names(directory, count=2000):
-    """Files a second that are made, asked for and removed; the best of three."""
-    best = 0.0
-    for _ in range(3):
-        begun = time.perf_counter()
-        for i in range(count):
-            os.close(os.open(directory / f"n{i}", os.O_WRONLY | os.O_CREAT))
-        for i in range(count):
-            os.stat(directory / f"n{i}")
-        for i in range(count):
-            os.unlink(directory / f"n{i}")
-        best = max(best, count / (time.perf_counter() - begun))
-    return best
-
-
 def maps(program, what, file, *arguments):
     """The figures of one call of maps.cu."""
     command = [program, what, file, *map(str, arguments)]
     # A kernel that is loaded while another one waits for the CPU would wait for it.
     eager = {**os.environ, "CUDA_MODULE_LOADING": "EAGER"}
-    lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=eager).stdout.split()
-    return {name: float(value) for name, value in (line.split("=") for line in lines)}
+    return figures_of(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=eager).stdout)
 
 
-def cached_pages(fd):
-    """Pages of a file in host memory: cachestat(2)."""
-    everything, found = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
-    if ctypes.CDLL(None).syscall(451, fd, everything, found, 0) != 0:
-        fail("no cachestat(2)")
-    return found[0]
+def figures_of(output):
+    return {name: float(value) for name, value in (line.split("=") for line in output.split())}
 
 
-def cold_reads(path, below, size, count=2000):
-    """Reads of 4 KiB a second, and GB/s of reads of 1 MiB, of a file that is not in host memory."""
-    def evict():
-        # A program that has just read the file into device memory may have its pages mapped for some seconds.
-        give_up = time.monotonic() + 20
-        while True:
-            for fd in (os.open(path, os.O_RDWR), os.dup(below)):
-                os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                os.close(fd)
-            if cached_pages(below) == 0:
-                return
-            if time.monotonic() > give_up:
-                fail("the file stays in host memory")
-            time.sleep(0.05)
+class Program:
+    """A call of maps.cu that prints `ready` and then waits for a line."""
 
-    # A part for each read, so that none finds what another one has read ahead.
-    offsets = [(i * size // count) // PAGE * PAGE for i in range(count)]
-    random.shuffle(offsets)
-    best = [0.0, 0.0]
-    for _ in range(3):
-        evict()
-        fd = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        os.posix_fadvise(below, 0, 0, os.POSIX_FADV_RANDOM)
-        buffer = bytearray(PAGE)
-        begun = time.perf_counter()
-        for offset in offsets:
-            os.preadv(fd, [buffer], offset)
-        best[0] = max(best[0], count / (time.perf_counter() - begun))
-        os.close(fd)
-        evict()
-        fd, at, buffer = os.open(path, os.O_RDONLY), 0, bytearray(MIB)
-        begun = time.perf_counter()
-        while got := os.preadv(fd, [buffer], at):
-            at += got
-        best[1] = max(best[1], at / (time.perf_counter() - begun) / 1e9)
-        os.close(fd)
-    return best
+    def __init__(self, program, *arguments, **how):
+        command = [program, *map(str, arguments)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how)
+
+    def wait(self):
+        if self.process.stdout.readline() != "ready\n":
+            fail("maps has ended")
+
+    def go_on(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self):
+        figures = figures_of(self.process.communicate()[0])
+        if self.process.returncode != 0:
+            fail("maps has failed")
+        return figures
+
+
+def cold(program, file, below):
+    """The first acquire of a file that is not in host memory, and the disk."""
+    process = Program(program, "first-cold", file, f"/proc/self/fd/{below}", pass_fds=[below])
+    for _ in range(2 * 4):
+        process.wait()
+        evict(file, below)
+        process.go_on()
+    return process.end()
+
+
+def gpu_memory():
+    """Bytes of GPU memory in use by all processes; 0 without a GPU."""
+    if not gpu():
+        return 0
+    query = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(query, check=True, capture_output=True, text=True).stdout) * MIB
+
+
+def process_memory(*processes):
+    """Bytes of host memory of processes, and seconds of the processor that they have used."""
+    memory, seconds = 0, 0.0
+    for process in processes:
+        folder = pathlib.Path(f"/proc/{process}")
+        lines = (folder / "smaps_rollup").read_text().splitlines()
+        memory += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return memory, seconds
+
+
+def metadata(program, mount, file, size, access):
+    """Bytes of the daemon and of the GPU beside a file's pages, as a share of these."""
+    process, daemon = Program(program, "held", file, access), (mount.server, mount.supervisor.pid)
+    process.wait()
+    before = process_memory(*daemon)[0], gpu_memory()
+    process.go_on()
+    process.wait()
+    host, device = process_memory(*daemon)[0] - before[0], gpu_memory() - before[1] - size
+    process.go_on()
+    process.end()
+    return max(host, 0) / size, device / size if gpu() else 0.0
+
+
+def idle(program, mount, file, seconds=10):
+    """Seconds of the processor that the daemon uses while a program has a map, and its open files of the GPU's driver."""
+    process, daemon = Program(program, "held", file, "write"), (mount.server, mount.supervisor.pid)
+    process.wait()
+    process.go_on()
+    process.wait()
+    time.sleep(3)
+    before = process_memory(*daemon)[1]
+    time.sleep(seconds)
+    used = process_memory(*daemon)[1] - before
+    opened = [os.readlink(fd) for one in daemon for fd in pathlib.Path(f"/proc/{one}/fd").iterdir()]
+    process.go_on()
+    process.end()
+    return used, sum(path.startswith("/dev/nvidia") for path in opened)
 
 
 def lent(program, spinio, file, below, size):
@@ -209,12 +185,11 @@ def lent(program, spinio, file, below, size):
         return sum(mount.get("cpu_read_bytes_from_devices", 0) for mount in json.loads(status))
 
     disk, before = cold_reads(file, below, size), from_devices()
-    process = subprocess.Popen([program, "lent", file], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    if process.stdout.readline() != "ready\n":
-        fail("no memory is lent")
-    gpu = cold_reads(file, below, size)
-    process.stdin.close()
+    process = Program(program, "lent", file)
     process.wait()
+    gpu = cold_reads(file, below, size)
+    process.go_on()
+    process.end()
     return disk, gpu, from_devices() - before
 
 
@@ -257,11 +232,12 @@ def main():
         work = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.scratch)))
         program = build(bin, work, device)
         plain, below = work / "plain", work / "mount"
+        content = os.urandom(min(size, 64 * MIB))
         for directory in (plain, below):
             directory.mkdir()
             with open(directory / "file", "wb") as file:
-                for _ in range(options.size):
-                    file.write(os.urandom(MIB))
+                for at in range(0, size, len(content)):
+                    file.write(content[: size - at])
                 # Else the rows run beside a disk that is written, and may wait for it.
                 file.flush()
                 os.fsync(file)
@@ -296,6 +272,9 @@ def measure(table, program, spinio, mount, plain, below, hidden, size):
         seen = maps(program, "first", file)
         work = f"first acquire of {mib} MiB, cached"
         table.time("first", work, seen["median_us"], "0.95 of spinio_pread", seen["limit_us"])
+    if table.wants("cold"):
+        seen = cold(program, file, hidden)
+        table.time("cold", f"first acquire of {mib} MiB, not cached; O_DIRECT", seen["median_us"], "0.95 of O_DIRECT", seen["limit_us"])
     for what, work, goal in [
         ("reader", f"acquire of {mib} MiB, no writer, to read", "1 us"),
         ("unchanged", f"acquire of {mib} MiB, unchanged, to write", "40 us (64 MiB)"),
@@ -319,6 +298,15 @@ def measure(table, program, spinio, mount, plain, below, hidden, size):
         # The server has large folios of the file below split, some seconds after they were written to by single pages often.
         seen = [maps(program, "scattered", file, 1024)["median_us"] for _ in range(3)]
         table.time("scattered-often", "the same, after 22 times before", seen[-1], f"{200 + 4 * 1024} us")
+    if table.wants("contiguous"):
+        pages = min(size, 256 * MIB) // PAGE
+        seen = maps(program, "contiguous", file, pages)
+        rate = pages * PAGE / seen["median_us"] / 1e3
+        table.add("contiguous", f"acquire, CPU changed {pages * PAGE // MIB} MiB in a row", "-", f"{rate:.4g} GB/s", "-", "2.5 GB/s")
+    if table.wants("merge"):
+        alone, merged = (maps(program, what, file, 1024) for what in ("release-mapped", "merge"))
+        work = f"a page that a CPU program changed too ({merged['merged'] / 31 / 1024:.0%} merged)"
+        table.time("merge", work, (merged["median_us"] - alone["median_us"]) / 1024, "0.5 us")
     if table.wants("release"):
         seen = maps(program, "release-unchanged", file)["median_us"]
         table.time("release", f"release of {mib} MiB, unchanged", seen, "2 ms for 1 GiB")
@@ -340,6 +328,14 @@ def measure(table, program, spinio, mount, plain, below, hidden, size):
     if table.wants("kill"):
         seconds = max(mount.kill() for _ in range(20))
         table.time("kill", "server killed: longest of 20", seconds * 1e6, "2 s")
+    if table.wants("metadata"):
+        for access, goal in (("write", "1 %"), ("read", "0.5 %")):
+            host, device = metadata(program, mount, file, size, access)
+            work = f"metadata of a map of {mib} MiB, to {access}"
+            table.add("metadata", work, "-", f"{host + device:.2%}", "-", f"{goal}; {device:.2%} on the GPU")
+    if table.wants("idle"):
+        seconds, opened = idle(program, mount, file)
+        table.add("idle", "the daemon beside a map that is not used, 10 s", "-", f"{seconds:.2f} cpu s", "-", f"0; {opened} files of the driver open")
     # Last: it leaves the file on disk only.
     if table.wants("lent"):
         disk, gpu, came = lent(program, spinio, file, hidden, size)

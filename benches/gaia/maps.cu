@@ -1,26 +1,33 @@
 // What acquire and release of a GAIA map cost. One measurement per call; gaia.py makes the table.
 //
 //     maps first FILE                    the first acquire of a whole file, and spinio_pread of it into device memory
+//     maps first-cold FILE BELOW         the same of a file that is not cached; the limit is the file below the mount, read by four
+//                                        threads with O_DIRECT into host memory. At each `ready` the caller empties the cache, and
+//                                        writes a line
 //     maps reader FILE                   acquire of a whole file that no program has open for writing, for reading
 //     maps unchanged FILE                acquire of a whole file in which no other writer changed anything, for writing
 //     maps writer FILE                   the same, while a CPU program has a mapping of the file and has stored to it before
 //     maps scattered FILE PAGES          acquire after the CPU has stored to this many pages, spread over the file
+//     maps contiguous FILE PAGES         acquire after the CPU has stored to each of the first so many pages
 //     maps release-unchanged FILE        release of a whole file in which no kernel stored anything
 //     maps release-all FILE              release of a whole file, every page of which a kernel has changed
 //     maps release-mapped FILE PAGES     release of pages that a CPU program has mapped and cached, every one changed
+//     maps merge FILE PAGES              the same, and the program has stored another word of each page: every one is merged
 //
 //     maps reader-stream FILE            a kernel reads a whole file through a reader with an eighth of its size as cache, the
 //                                        opening included; and spinio_pread of it into device memory, and the same sums
 //     maps reader-random FILE PAGES      a kernel reads this many pages, in a random order, through a reader with pages of
 //                                        4 KiB; and spinio_batch of the same pages
 //     maps lent FILE                     acquires a whole file and lends its memory; prints `ready`, until its stdin ends
+//     maps held FILE read|write          uses the device, and prints `ready`; after a line maps and acquires a whole file, prints
+//                                        `ready` again and waits for another line
 //     maps checkpoint FILE PLAIN         FILE overwritten on the device, released and synced; and cudaMemcpy, write and
 //                                        fsync to PLAIN, which is made as long
 //     maps handoff FILE PLAIN            the same, released with SPINIO_GAIA_HANDOFF; `handed=` is how many releases were
 //                                        handed over, of 6
 //
-// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first`, `reader-...`,
-// `checkpoint` and `handoff` also `limit_us=`, and the last two `durable_us=`, medians. From `reader` on to `release-mapped`
+// Prints `bytes=`, `runs=`, and of all runs but the first `median_us=`, `best_us=`, `worst_us=`; `first`, `first-cold`, `reader-...`,
+// `checkpoint` and `handoff` also `limit_us=`, and the last two `durable_us=`, medians. From `reader` on to `merge`
 // also the time of each part of all acquires (`flush_us=`, `plan_us=`, `read_us=`, `copy_us=`, `confirm_us=`, `scan_us=`) and
 // releases (`release_scan_us=`, ...) of the map, the first ones included, and how many there were. Exit status: 0 done, 1 an error
 // (message on stderr), 2 usage.
@@ -38,6 +45,7 @@
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -173,6 +181,55 @@ static void first(const char *path)
     Map *map = nullptr;
     measure(
         size, 6, [&] { map = new Map(path); }, [&] { map->acquire(size); }, [&] { delete map; });
+}
+
+// The caller does something, and then writes a line.
+static void wait_for_caller()
+{
+    std::puts("ready");
+    std::fflush(stdout);
+    int c;
+    do
+        c = std::getchar();
+    while (c != '\n' && c != EOF);
+}
+
+// What the disk gives: a file read by four threads, 4 MiB at a time, past the page cache into host memory.
+static void read_directly(const char *path, size_t size)
+{
+    static const size_t BLOCK = 4 << 20, THREADS = 4;
+    int fd = open(path, O_RDONLY | O_DIRECT);
+    check(fd >= 0, path);
+    std::vector<std::thread> threads;
+    for (size_t thread = 0; thread < THREADS; thread++)
+        threads.emplace_back([=] {
+            void *block = aligned_alloc(PAGE, BLOCK);
+            for (size_t at = thread * BLOCK; at < size; at += THREADS * BLOCK)
+                check(pread(fd, block, BLOCK, off_t(at)) == ssize_t(std::min(BLOCK, size - at)), "O_DIRECT");
+            free(block);
+        });
+    for (std::thread &thread : threads)
+        thread.join();
+    close(fd);
+}
+
+static void first_cold(const char *path, const char *below)
+{
+    std::vector<double> limit;
+    Map *map = nullptr;
+    auto before = [&] {
+        map = new Map(path);
+        wait_for_caller();
+        double begun = now();
+        read_directly(below, map->size);
+        limit.push_back(now() - begun);
+        wait_for_caller();
+    };
+    struct stat st;
+    check(stat(path, &st) == 0, "stat");
+    measure(st.st_size, 4, before, [&] { map->acquire(map->size); }, [&] { delete map; });
+    std::sort(limit.begin() + 1, limit.end());
+    std::printf("limit_us=%.2f\n", limit[2]);
 }
 
 // Until programs can read the checkpoint, and until it is on storage; and the latter without GAIA.
@@ -338,12 +395,14 @@ static void readers(const std::string &what, const char *path, size_t pages)
 int main(int argc, char **argv)
 {
     if (argc < 3 || argc > 4) {
-        std::fprintf(stderr, "usage: %s first|reader|unchanged|writer|scattered|release-... FILE [PAGES], or checkpoint|handoff FILE PLAIN\n", argv[0]);
+        std::fprintf(stderr, "usage: %s first|reader|unchanged|writer|scattered|release-... FILE [PAGES], or checkpoint|handoff FILE PLAIN, or first-cold FILE BELOW\n", argv[0]);
         return 2;
     }
     std::string what = argv[1];
     if (what == "first")
         return first(argv[2]), 0;
+    if (what == "first-cold" && argc == 4)
+        return first_cold(argv[2], argv[3]), 0;
     if (what == "checkpoint" && argc == 4)
         return checkpoint(argv[2], argv[3], 0), 0;
     if (what == "handoff" && argc == 4)
@@ -352,11 +411,14 @@ int main(int argc, char **argv)
         Map map(argv[2], SPINIO_GAIA_READ);
         map.acquire(map.size);
         check(spinio_gaia_advise(map.gpu, map.size, SPINIO_GAIA_LEND) == 0, "lend");
-        std::puts("ready");
-        std::fflush(stdout);
-        while (std::getchar() != EOF)
-            ;
-        return 0;
+        return wait_for_caller(), 0;
+    }
+    if (what == "held" && argc == 4) {
+        check(cudaDeviceSynchronize() == cudaSuccess, "device");
+        wait_for_caller();
+        Map map(argv[2], std::string(argv[3]) == "read" ? SPINIO_GAIA_READ : SPINIO_GAIA_WRITE);
+        map.acquire(map.size);
+        return wait_for_caller(), 0;
     }
     if (what == "reader-stream" || (what == "reader-random" && argc == 4))
         return readers(what, argv[2], argc == 4 ? std::strtoull(argv[3], nullptr, 10) : 0), 0;
@@ -386,19 +448,34 @@ int main(int argc, char **argv)
                 cpu[i * (all / pages) * PAGE]++;
         };
         measure(pages * PAGE, 11, store, acquire, release);
+    } else if (what == "contiguous") {
+        volatile unsigned char *cpu = map.cpu();
+        acquire();
+        release();
+        auto store = [&] {
+            for (size_t i = 0; i < pages; i++)
+                cpu[i * PAGE]++;
+        };
+        measure(pages * PAGE, 11, store, acquire, release);
     } else if (what == "release-unchanged") {
         measure(map.size, 11, acquire, release, nothing);
     } else if (what == "release-all") {
         measure(map.size, 6, [&] { acquire(), map.store(all); }, release, nothing);
-    } else if (what == "release-mapped") {
+    } else if (what == "release-mapped" || what == "merge") {
         volatile unsigned char *cpu = map.cpu();
+        bool merge = what == "merge";
         auto before = [&] {
             for (size_t i = 0; i < pages; i++)
                 (void)cpu[i * PAGE];
             map.acquire(pages * PAGE);
             map.store(pages);
+            for (size_t i = 0; merge && i < pages; i++)
+                cpu[i * PAGE + PAGE - 1]++;
         };
         measure(pages * PAGE, 31, before, [&] { map.release(pages * PAGE); }, nothing);
+        struct spinio_gaia_info info;
+        check(spinio_gaia_info(map.gpu, &info, sizeof info) == 0, "info");
+        std::printf("merged=%llu\n", (unsigned long long)info.pages_merged);
     } else {
         std::fprintf(stderr, "unknown measurement %s\n", what.c_str());
         return 2;
