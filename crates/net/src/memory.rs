@@ -17,7 +17,7 @@ use spinio_ring::layout::{
 use spinio_ring::{Position, Word};
 use spinio_sys::Errno;
 use spinio_sys::linux::datagram::{self, Part};
-use spinio_sys::linux::rights::{self, Rights};
+use spinio_sys::linux::rights::Rights;
 use spinio_sys::linux::socket::SocketAddress;
 use spinio_sys::linux::{self, Fd, socket};
 
@@ -369,7 +369,7 @@ impl Memory {
         rights: &mut Rights,
     ) -> core::result::Result<usize, Errno> {
         // SAFETY: as above.
-        let done = unsafe { rights::recv_with_rights(fd, self.ring(offset, len), len, rights) };
+        let done = unsafe { datagram::recv_with_rights(fd, self.ring(offset, len), len, rights) };
         self.written_by_system(offset, done.unwrap_or(0));
         done
     }

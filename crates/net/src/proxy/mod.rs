@@ -20,6 +20,7 @@ mod announced;
 mod announcement;
 mod caller;
 mod channels;
+mod closed;
 mod connect;
 mod control;
 mod datagram;

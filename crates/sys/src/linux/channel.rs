@@ -5,9 +5,10 @@
 use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
+use super::datagram::recv_with_rights;
 use super::files::{Fd, close};
 use super::raw::syscall;
-use super::rights::{self, recv_with_rights};
+use super::rights;
 use super::signals::SignalGuard;
 
 type Result<T> = core::result::Result<T, Errno>;

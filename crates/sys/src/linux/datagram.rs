@@ -90,6 +90,22 @@ pub unsafe fn recv_message(fd: Fd, parts: &[Part], mut rights: Option<&mut Right
     })
 }
 
+/// `recvfrom` of a UNIX stream that does not wait.
+///
+/// # Safety
+/// As of [`super::socket::recv`].
+pub unsafe fn recv_with_rights(fd: Fd, to: *mut u8, len: usize, rights: &mut Rights) -> Result<usize> {
+    let part = Part { start: to, len };
+    let (control, control_len) = rights.buffer();
+    // struct msghdr: no name, one part, the buffer, flags.
+    let mut message = [0, 0, &raw const part as usize, 1, control, control_len, 0];
+    let args = [fd as usize, message.as_mut_ptr() as usize, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0];
+    // SAFETY: the message, the part and the buffer live across the call; the part is guaranteed by the caller.
+    let got = unsafe { syscall(k::__NR_recvmsg, args) }?;
+    rights.filled(message[5]);
+    Ok(got)
+}
+
 /// The length of the next datagram, which stays.
 pub fn next_length(fd: Fd) -> Result<usize> {
     // SAFETY: no memory is involved: no byte is asked for.

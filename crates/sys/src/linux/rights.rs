@@ -1,14 +1,9 @@
 //! Descriptors that come with the bytes of a UNIX socket, all of them: what has no room in a call, the Linux kernel closes within that call,
 //! which then waits as long as their close(2) does.
 
-#![expect(unsafe_code, reason = "system calls and driver entry points")]
-
-use linux_raw_sys::general as k;
 use rustix::io::Errno;
 
-use super::datagram::Part;
 use super::files::Fd;
-use super::raw::syscall;
 use super::socket::{SOL_SOCKET, set_option};
 
 type Result<T> = core::result::Result<T, Errno>;
@@ -74,29 +69,13 @@ impl Rights {
     }
 }
 
-/// `recvfrom` of a UNIX stream that does not wait.
-///
-/// # Safety
-/// As of [`super::socket::recv`].
-pub unsafe fn recv_with_rights(fd: Fd, to: *mut u8, len: usize, rights: &mut Rights) -> Result<usize> {
-    const MSG_DONTWAIT: usize = 0x40;
-    const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
-    let part = Part { start: to, len };
-    let (control, control_len) = rights.buffer();
-    // struct msghdr: no name, one part, the buffer, flags.
-    let mut message = [0, 0, &raw const part as usize, 1, control, control_len, 0];
-    let args = [fd as usize, message.as_mut_ptr() as usize, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0];
-    // SAFETY: the message, the part and the buffer live across the call; the part is guaranteed by the caller.
-    let got = unsafe { syscall(k::__NR_recvmsg, args) }?;
-    rights.filled(message[5]);
-    Ok(got)
-}
-
 #[cfg(test)]
+#[expect(unsafe_code, reason = "system calls and driver entry points")]
 mod tests {
     use super::*;
     use crate::linux::channel::send_packet;
     use crate::linux::close;
+    use crate::linux::datagram::recv_with_rights;
     use crate::linux::socket_move::Passage;
 
     #[test]

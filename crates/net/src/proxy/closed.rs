@@ -1,0 +1,63 @@
+//! Sockets that kernels have closed: which of them linger, and which are given up, for another one or at the end of the net.
+
+use spinio_sys::linux::socket;
+
+use super::Proxy;
+use super::sockets::{DGRAM, STREAM, Socket, State};
+
+impl Socket {
+    /// Bytes that its peer has not taken: in its ring, and in the Linux kernel.
+    pub(super) fn left(&self) -> u64 {
+        let in_linux = self.raw_fd().and_then(|fd| socket::unsent(fd).ok());
+        self.send_ring.pending() + u64::from(in_linux.unwrap_or(0))
+    }
+
+    fn has_stalled(&mut self, now: u64, limit: u64) -> bool {
+        let Some(mut linger) = self.closing else { return false };
+        let over = linger.is_over(now, limit, || self.left());
+        self.closing = Some(linger);
+        over
+    }
+}
+
+impl Proxy {
+    /// Whether there is room for one more socket. Closed ones whose peers have taken nothing for long are given up for it.
+    pub(super) fn make_room(&mut self, kind: u16, now: u64) -> bool {
+        while !self.sockets.has_room(kind) {
+            let (sockets, limit) = (&mut self.sockets, self.linger.open);
+            self.closing.retain(|index| sockets.at(index).is_some_and(|socket| socket.closing.is_some()));
+            let stalled = |index: &u32| sockets.at(*index).is_some_and(|socket| socket.has_stalled(now, limit));
+            let Some(index) = self.closing.iter().find(stalled) else { return false };
+            self.abandon(index);
+        }
+        true
+    }
+
+    /// Whether a closed socket is given up even if no other one needs its rings.
+    pub(super) fn has_lingered(&mut self, index: u32, now: u64) -> bool {
+        let (limits, ending) = (self.linger, self.ending.is_some());
+        self.sockets.at(index).is_some_and(|socket| {
+            let limit = if ending { limits.ending } else { limits.open };
+            (ending || socket.kind == DGRAM) && socket.has_stalled(now, limit)
+        })
+    }
+
+    /// The net is closed: all its sockets are, and the proxy ends once what they have is sent.
+    pub(super) fn close_all(&mut self, now: u64) {
+        self.ending = Some(now);
+        for index in self.sockets.indices() {
+            let descriptor = self.sockets.descriptor(index);
+            self.close(descriptor, now);
+        }
+    }
+
+    /// Ends a socket whose proxy ends. The peer of one that kernels have not closed, or of which not all was sent, does not take that for
+    /// the end of the stream.
+    pub(super) fn end_with_proxy(&mut self, index: u32) {
+        let is_cut = self.sockets.at(index).is_some_and(|socket| {
+            let complete = socket.closing.is_some() && socket.send_ring.pending() == 0 && socket.transfers.is_empty();
+            socket.kind == STREAM && socket.state == State::Connected && (socket.resets || !complete)
+        });
+        if is_cut { self.abandon(index) } else { self.remove(index) }
+    }
+}
