@@ -30,7 +30,7 @@ use crate::readahead::ReadaheadCache;
 use crate::ring_slot::is_issued_at_once;
 use crate::sequential::SequentialDetector;
 use crate::shadow_file::ShadowFiles;
-use crate::state::FileState;
+use crate::state::{FileState, is_memory};
 use crate::table::FileTable;
 
 /// The state for files of one runtime.
@@ -177,15 +177,18 @@ impl Files {
         Some((ring, RingFile { slot, max_command: file.max_ring_read() }))
     }
 
-    /// Whether a file is on a disk of this machine, whose reads end without a server's help.
-    pub fn is_on_local_disk(&self, file: &FileState) -> bool {
-        is_issued_at_once(file.file_system)
-    }
-
-    /// The same of the file that a descriptor refers to: up to two system calls, if the descriptor is not known.
-    pub fn is_descriptor_on_local_disk(&self, fd: Fd) -> bool {
-        let is_block = |fd| self.sys().fstat(fd).is_ok_and(|stat| stat.kind == FileKind::Block);
-        self.local_fds.is_known(fd, || self.sys().file_system(fd).is_ok_and(is_issued_at_once) || is_block(fd))
+    /// Whether reads of the file that a descriptor refers to end without a server's help: it is on a disk of this machine, or in
+    /// memory. Up to two system calls, if the descriptor is not known.
+    pub fn is_descriptor_local(&self, fd: Fd) -> bool {
+        self.local_fds.is_known(fd, || {
+            let file_system = self.sys().file_system(fd).ok();
+            file_system.is_some_and(is_issued_at_once)
+                || self.sys().fstat(fd).is_ok_and(|stat| match stat.kind {
+                    FileKind::Block => true,
+                    FileKind::Regular => file_system.is_some_and(is_memory),
+                    _ => false,
+                })
+        })
     }
 
     /// Why reads of a file's storage would not take the ring; `None`: they would, once it is awake.

@@ -10,7 +10,7 @@
 //! | of | what | who must know |
 //! |---|---|---|
 //! | `prompt_fds` | reads end by themselves: a regular file with a size, or a block device | a read at the descriptor's own offset |
-//! | `local_fds` | the file is on a disk of this machine | a read during which handlers of signals wait; of a stream, its hint says so |
+//! | `local_fds` | the file is on a disk of this machine, or in memory | a read during which handlers of signals wait; of a stream, its hint says so |
 //!
 //! The hooks of `close`, `dup2` and similar calls count the changes of a number (fd_identity.rs). So nothing is stored
 //! where no hooks count.

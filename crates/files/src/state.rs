@@ -101,10 +101,15 @@ pub fn share_key(stat: &Stat) -> ShareKey {
     if stat.kind == FileKind::Block { stat.rdev } else { stat.dev }
 }
 
+/// Whether the regular files of this file system are in memory. Its other nodes need not be: devtmpfs has the same number.
+pub(crate) fn is_memory(file_system: u64) -> bool {
+    matches!(file_system, TMPFS | RAMFS)
+}
+
 impl FileState {
-    /// Whether it is on a disk of this machine, which answers; anything else may be on a server that does not.
-    pub fn is_on_local_disk(&self) -> bool {
-        is_issued_at_once(self.file_system)
+    /// Whether its reads end without a server's help: it is on a disk of this machine, or in memory.
+    pub fn is_local(&self) -> bool {
+        is_issued_at_once(self.file_system) || is_memory(self.file_system)
     }
 
     /// Opens the shadow descriptors. Runs on a shadow worker.
@@ -136,7 +141,7 @@ impl FileState {
         let _ = linux::fadvise(cached.get(), 0, 0, Advice::Random);
         let magic = sys.file_system(cached.get()).unwrap_or(fs_magic::UNKNOWN);
         // The node of a block device is on devtmpfs; its bytes are not.
-        let in_memory = matches!(magic, TMPFS | RAMFS) && stat.kind == FileKind::Regular;
+        let in_memory = is_memory(magic) && stat.kind == FileKind::Regular;
         let reported = sys.direct_align(cached.get()).ok().flatten();
         let align = match reported {
             Some(a) if a.offset > 0 => a,

@@ -160,7 +160,7 @@ impl MeasuredRead<'_> {
             costs: self.cost_entry(),
         };
         params.unpin_range();
-        let held = ctx.files.is_on_local_disk(&self.file).then(HeldSignals::hold);
+        let held = self.file.is_local().then(HeldSignals::hold);
         let by_caller = by_caller::read(&params, &pieces_of(segments));
         drop(held);
         let (got, rerouted) = match by_caller {

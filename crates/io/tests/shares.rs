@@ -157,3 +157,31 @@ fn hung_reads_leave_buffers_of_small_pool_to_other_file_systems() {
         with_both_engines(9, 16 << 20, way);
     }
 }
+
+/// Files in memory wait for no server, so their reads need no share.
+#[test]
+fn reads_of_tmpfs_take_no_share() {
+    let place = match mount_fixture::create("tmpfs") {
+        Ok(place) => place,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let subject = file::create_filled(&place.file("subject"), SIZE as u64);
+    // Before Linux 6.6 tmpfs has no O_DIRECT.
+    let direct = File::options().read(true).custom_flags(O_DIRECT as i32).open(place.file("subject"));
+    let (device, runtime) = (emulated("size=64M"), Runtime::new(Settings::default()));
+    let (pool, storage) = (runtime.reader().bounce.sync(device), subject.metadata().unwrap().dev());
+    let mut lent = 0;
+    while pool.begin_lending(storage, false) {
+        lent += 1;
+    }
+    assert!(lent > 0);
+    let buffer = Buffer::new(device, SIZE);
+    with_deadline("reads of tmpfs", || {
+        [Some(&subject), direct.as_ref().ok()].into_iter().flatten().for_each(|file| {
+            read(&runtime, file, &buffer);
+        })
+    });
+    pool.end_lending(storage, lent);
+    // Has the number of tmpfs on devtmpfs.
+    assert!(!runtime.reader().files.is_descriptor_local(File::open("/dev/zero").unwrap().as_raw_fd()));
+}

@@ -36,29 +36,29 @@ pub(super) unsafe fn read_fd(
     }
 }
 
-/// Handlers wait until a read of a local disk is over, which never makes the kernel's read end early. They do not wait for
+/// Handlers wait until a read of a local disk or of memory is over, which never makes the kernel's read end early. They do not wait for
 /// any other file system.
 pub(super) fn hold_signals(ctx: &Reader, fd: Fd) -> Option<HeldSignals> {
-    hold_signals_if(ctx.files.is_descriptor_on_local_disk(fd))
+    hold_signals_if(ctx.files.is_descriptor_local(fd))
 }
 
 /// The same of a stream.
 pub(super) fn hold_signals_of_stream(ctx: &Reader, fd: Fd) -> Option<HeldSignals> {
-    hold_signals_if(ctx.files.sequential.is_local(fd, || ctx.files.is_descriptor_on_local_disk(fd)))
+    hold_signals_if(ctx.files.sequential.is_local(fd, || ctx.files.is_descriptor_local(fd)))
 }
 
-fn hold_signals_if(is_on_local_disk: bool) -> Option<HeldSignals> {
-    if is_on_local_disk && !has_cancel_poll() {
+fn hold_signals_if(is_local: bool) -> Option<HeldSignals> {
+    if is_local && !has_cancel_poll() {
         return Some(HeldSignals::hold());
     }
     deliver_now();
     None
 }
 
-/// The share of bounce buffers that a read through this descriptor takes; `None`: none, since a local disk answers. `held`:
-/// signals are, so it is known to be one.
+/// The share of bounce buffers that a read through this descriptor takes; `None`: none, since a local file waits for no server.
+/// `held`: signals are, so it is known to be one.
 pub(super) fn share_key_unless(ctx: &Reader, fd: Fd, held: bool) -> Option<ShareKey> {
-    if held || ctx.files.is_descriptor_on_local_disk(fd) {
+    if held || ctx.files.is_descriptor_local(fd) {
         return None;
     }
     ctx.files.sys().fstat(fd).ok().map(|stat| share_key(&stat))

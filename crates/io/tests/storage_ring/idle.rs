@@ -54,10 +54,13 @@ fn used_since(before: &[Used]) -> Vec<Used> {
 }
 
 /// Whether no thread runs in the half second after the next 10 ms, but for its look. On a busy machine a thread may have got
-/// no processor to fall asleep on: then it has a later half second, but no more time on a processor than 10 ms in all.
+/// no processor to fall asleep on: then it has a later half second, but no more time on a processor than 10 ms in all. What is
+/// not of this process may wake a thread once: so one that did not wait for a processor fails the second half second in which
+/// it runs.
 fn is_idle() -> bool {
     const END: u64 = 10_000_000;
     let start = own_threads();
+    let mut was_woken = false;
     for turn in 1..=20 {
         std::thread::sleep(Duration::from_millis(10));
         let before = own_threads();
@@ -69,9 +72,11 @@ fn is_idle() -> bool {
             return true;
         }
         eprintln!("threads that ran: {late:?}; for too long: {too_long:?}");
-        if !too_long.is_empty() || late.iter().all(|used| used.waited < LOOK) {
+        let is_woken = late.iter().all(|used| used.waited < LOOK);
+        if !too_long.is_empty() || (is_woken && was_woken) {
             return false;
         }
+        was_woken |= is_woken;
     }
     false
 }

@@ -26,7 +26,7 @@
 //! other requests.
 //!
 //! A file server may never answer a read into a buffer, so each file system has a share of the buffers that are being
-//! filled (`begin_lending`): from storage, and through the page cache unless the file is on a local disk.
+//! filled (`begin_lending`): from storage, and through the page cache unless the file is on a local disk or in memory.
 //!
 //! `interleavings.rs` runs two filling threads and a device in every order in which they can interleave.
 //!
@@ -193,12 +193,20 @@ impl Drop for ShareGuard<'_> {
     }
 }
 
+/// What [`BouncePool::try_share`] had seen when it refused.
+#[derive(Clone, Copy, Debug)]
+pub struct Refusal {
+    change_seq: u64,
+}
+
 /// Buffers that are being filled, by file system.
 #[derive(Default)]
 struct Lent {
     shares: Shares,
     /// Threads that wait until one more may be lent.
     waiting: usize,
+    /// Counts changes that a thread waiting for a share must see.
+    change_seq: u64,
 }
 
 /// The pool of one device.
@@ -306,8 +314,13 @@ impl BouncePool {
     }
 
     /// The same without waiting.
-    pub fn try_share(&self, key: ShareKey) -> Option<ShareGuard<'_>> {
-        self.begin_lending(key, false).then(|| ShareGuard { pool: self, key })
+    pub fn try_share(&self, key: ShareKey) -> Result<ShareGuard<'_>, Refusal> {
+        let mut lent = lock(&self.lent);
+        if lent.shares.available(key, self.max_buffers()) == 0 {
+            return Err(Refusal { change_seq: lent.change_seq });
+        }
+        lent.shares.add(key, 1);
+        Ok(ShareGuard { pool: self, key })
     }
 
     /// A guard of one buffer that [`BouncePool::begin_lending`] has counted.
@@ -315,13 +328,28 @@ impl BouncePool {
         ShareGuard { pool: self, key }
     }
 
-    /// Waits until a buffer of any share is filled; up to a limit.
-    pub fn wait_for_share(&self, key: ShareKey) {
+    /// Waits until a buffer of any share is filled, or [`BouncePool::wake_share_waiters`] is called, after the refusal; false
+    /// if neither happens up to a limit.
+    pub fn wait_for_share(&self, refusal: Refusal) -> bool {
         let mut lent = lock(&self.lent);
-        if lent.shares.available(key, self.max_buffers()) == 0 {
+        if lent.change_seq == refusal.change_seq {
             lent.waiting += 1;
             lent = wait_a_while(&self.lent_back, lent);
             lent.waiting -= 1;
+        }
+        lent.change_seq != refusal.change_seq
+    }
+
+    /// Ends the waits for a share: the thread that waits has something else to do, which may free one.
+    pub fn wake_share_waiters(&self) {
+        self.notify_share_waiters(&mut lock(&self.lent));
+    }
+
+    fn notify_share_waiters(&self, lent: &mut Lent) {
+        lent.change_seq += 1;
+        // A system call, also if no thread waits.
+        if lent.waiting > 0 {
+            self.lent_back.notify_all();
         }
     }
 
@@ -333,10 +361,7 @@ impl BouncePool {
     pub fn end_lending(&self, key: ShareKey, count: usize) {
         let mut lent = lock(&self.lent);
         lent.shares.remove(key, count);
-        // A system call, also if no thread waits.
-        if lent.waiting > 0 {
-            self.lent_back.notify_all();
-        }
+        self.notify_share_waiters(&mut lent);
     }
 
     /// Buffers that could be acquired now without waiting, if no other thread acquired any.

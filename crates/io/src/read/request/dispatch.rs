@@ -24,7 +24,7 @@ use spinio_host::{is_cancelled, lock};
 use spinio_plan::Route;
 use spinio_sys::{Errno, linux};
 use spinio_transfer::Error;
-use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, Policy, ShareGuard};
+use spinio_transfer::bounce::{BUFFER_SIZE, BounceBuffer, Policy, Refusal, ShareGuard};
 
 /// Buffers that the shadow workers have of one request at most.
 const MAX_LENT: usize = 16;
@@ -193,6 +193,19 @@ impl ReadRequest {
         let buffer = queues.empty.pop()?;
         self.count_returned(queues);
         Some((buffer, self.staging.lent_share(self.file.storage)))
+    }
+
+    /// Waits until a share of the buffers may be free, or a buffer of this request is filled: the thread that waits may be the
+    /// only one that could copy it, and so free its share.
+    fn wait_for_share(&self, refusal: Refusal) {
+        let mut queues = lock(&self.queues);
+        if !queues.filled.is_empty() {
+            return;
+        }
+        queues.waiting_for_share += 1;
+        drop(queues);
+        self.staging.wait_for_share(refusal);
+        lock(&self.queues).waiting_for_share -= 1;
     }
 
     /// Decides who reads storage for this request, once there is something to read.
@@ -380,18 +393,22 @@ impl<'a> Worker<'a> {
     }
 
     /// A buffer to fill, of the share of the file system: a server may not answer, but a local disk does. While none is free
-    /// this thread does what frees one: its own request may have them.
+    /// this thread does what frees one: its own request may have them, filled or not.
     fn acquire_buffer(&mut self) -> Result<(BounceBuffer, Option<ShareGuard<'a>>), DeviceError> {
         let request = self.request;
-        let (staging, storage, needs_share) =
-            (&request.staging, request.file.storage, !request.file.is_on_local_disk());
+        let (staging, needs_share) = (&request.staging, !request.file.is_local());
         let mut share = None;
         loop {
+            let mut refused = None;
             if needs_share && share.is_none() {
-                share = staging.try_share(storage);
+                match staging.try_share(request.file.storage) {
+                    Ok(one) => share = Some(one),
+                    Err(refusal) => refused = Some(refusal),
+                }
             }
-            let may_fill = share.is_some() || !needs_share;
-            if may_fill && let Some(buffer) = staging.try_acquire(Policy::WithinLimit)? {
+            if refused.is_none()
+                && let Some(buffer) = staging.try_acquire(Policy::WithinLimit)?
+            {
                 return Ok((buffer, share));
             }
             if let Some((buffer, lent)) = request.take_back() {
@@ -402,14 +419,14 @@ impl<'a> Worker<'a> {
                 continue;
             }
             let filled = lock(&request.queues).filled.pop_front();
-            match filled {
-                None if self.engine.reads_in_ring() > 0 => std::thread::sleep(RING_NAP.start),
-                Some(filled) => {
+            match (filled, refused) {
+                (None, _) if self.engine.reads_in_ring() > 0 => std::thread::sleep(RING_NAP.start),
+                (Some(filled), _) => {
                     self.engine.copy_filled(filled);
                     self.apply_outcomes();
                 }
-                None if may_fill => self.engine.wait_for_buffer(),
-                None => staging.wait_for_share(storage),
+                (None, None) => self.engine.wait_for_buffer(),
+                (None, Some(refusal)) => request.wait_for_share(refusal),
             }
         }
     }
@@ -464,10 +481,11 @@ mod tests {
     use spinio_plan::{Reason, Segment};
     use spinio_stats::Direction;
     use spinio_testkit::buffer::emulated;
-    use spinio_testkit::{Buffer, file};
+    use spinio_testkit::{Buffer, Call, Effect, FaultySyscalls, eventually, file, with_deadline};
 
     use super::*;
     use crate::read::params::ReadParams;
+    use crate::read::work::{FilledBuffer, Piece};
     use crate::{Runtime, Settings};
 
     const LEN: u64 = 4 << 20;
@@ -517,5 +535,51 @@ mod tests {
         assert!(!request.wake_flag.load(Relaxed), "another buffer is lent");
         request.staging.release(request.take_back().unwrap().0);
         assert!(lock(&request.queues).is_starved() && request.wake_flag.load(Relaxed));
+    }
+
+    #[test]
+    fn thread_that_waits_for_a_share_is_woken_to_copy_what_was_filled() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, buffer) =
+            (file::create_filled(&directory.path().join("file"), LEN), Buffer::new(emulated(""), LEN as usize));
+        let kernel = FaultySyscalls::new();
+        // Then the file system is none that is known to be local.
+        kernel.inject_always(Call::FileSystem, Effect::Fail(Errno::NOSYS));
+        let runtime =
+            Runtime::with_kernel(Settings { bounce_limit: 2 * BUFFER_SIZE as u64, ..Settings::default() }, kernel);
+        let request = request(&runtime, &file, &buffer);
+        let (staging, storage) = (&request.staging, request.file.storage);
+        // As a shadow worker that fills the only buffer of the share.
+        let lend = || {
+            assert!(staging.begin_lending(storage, false));
+            lock(&request.queues).lent_out += 1;
+            staging.acquire().unwrap()
+        };
+        let piece = Piece { offset: 0, len: 0, route: Route::Direct, reason: Reason::BySetting, assumed_cached: false };
+        let fill = |buffer| {
+            let filled = FilledBuffer { piece, buffer, skip: 0, len: 0, started: Instant::now() };
+            request.apply(Outcome::Filled(filled));
+        };
+        let lent = lend();
+        with_deadline("a thread that waits for a share", || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut worker = Worker::new(&request, Role::CopyWorker);
+                    let (buffer, share) = worker.acquire_buffer().unwrap();
+                    assert!(share.is_some() && !staging.can_lend(storage));
+                    staging.release(buffer);
+                });
+                eventually("it waits", || lock(&request.queues).waiting_for_share == 1);
+                fill(lent);
+            });
+        });
+        assert!(staging.can_lend(storage) && lock(&request.queues).waiting_for_share == 0);
+        // The same without a race against the end of its wait.
+        let lent = lend();
+        let refusal = staging.try_share(storage).err().expect("all of the share is lent");
+        assert!(!staging.wait_for_share(refusal), "nothing has changed");
+        lock(&request.queues).waiting_for_share = 1;
+        fill(lent);
+        assert!(staging.wait_for_share(refusal));
     }
 }

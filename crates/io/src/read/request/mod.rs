@@ -169,7 +169,13 @@ impl ReadRequest {
                 self.notify_caller();
             }
             Outcome::Filled(filled) => {
-                lock(&self.queues).filled.push_back(filled);
+                let mut queues = lock(&self.queues);
+                queues.filled.push_back(filled);
+                let waiting_for_share = queues.waiting_for_share > 0;
+                drop(queues);
+                if waiting_for_share {
+                    self.staging.wake_share_waiters();
+                }
                 self.notify_caller();
             }
             Outcome::BufferReturned => self.end_lending(lock(&self.queues)),

@@ -54,6 +54,8 @@ pub(crate) struct WorkQueues {
     pub(crate) empty: Vec<BounceBuffer>,
     pub(crate) filled: VecDeque<FilledBuffer>,
     pub(crate) lent_out: usize,
+    /// Threads that wait for a share of the buffers, and have filled ones to copy as soon as there are any.
+    pub(crate) waiting_for_share: usize,
     /// Workers that were woken and have not finished.
     pub(crate) shadow_workers: usize,
     pub(crate) copy_workers: usize,
@@ -76,6 +78,7 @@ impl WorkQueues {
             empty: Vec::new(),
             filled: VecDeque::new(),
             lent_out: 0,
+            waiting_for_share: 0,
             shadow_workers: 0,
             copy_workers: 0,
             by_ring: false,
