@@ -43,7 +43,7 @@ pub struct PageRequests<'a, W> {
 }
 
 impl<W: Word> PageRequests<'_, W> {
-    /// PageRequest `ticket`, if a kernel has stored it.
+    /// The request with this ticket, if a kernel has stored it.
     pub fn request(&self, ticket: u64) -> Option<PageRequest> {
         let entries = self.ring.len() as u64;
         let word = self.ring[(ticket % entries) as usize].load_acquire();
