@@ -119,12 +119,12 @@ impl FileMap {
         }
     }
 
-    /// A block begins that will acquire a range for reading: see [`Map::begin_block`]. Other maps have no memory to lose.
+    /// A block begins that will acquire a range for reading: see [`Map::begin_block`]. Leased ones have nothing to lose.
     pub fn begin_block(&self, offset: u64, len: u64) -> Result<()> {
         match self {
             FileMap::Mounted(map) => map.begin_block(offset, len),
             FileMap::Leased(map) => map.check_range(offset, len).map(drop),
-            FileMap::Coherent(map) => map.pages_of(offset, len).map(drop),
+            FileMap::Coherent(map) => map.begin_block(offset, len),
         }
     }
 
@@ -132,7 +132,8 @@ impl FileMap {
     pub fn end_block(&self, offset: u64, len: u64) -> Result<()> {
         match self {
             FileMap::Mounted(map) => map.end_block(offset, len),
-            FileMap::Leased(_) | FileMap::Coherent(_) => self.end_reading(offset, len),
+            FileMap::Leased(_) => self.end_reading(offset, len),
+            FileMap::Coherent(map) => map.end_block(offset, len),
         }
     }
 

@@ -105,8 +105,7 @@ impl PageStates {
 
     /// Kernels no longer use them, unless they are in an epoch for writing, or a block reads them.
     pub(crate) fn end_reading(&mut self, range: Range<usize>) {
-        let without: Vec<_> = self.blocks.runs(wide(range)).filter(|(_, blocks)| *blocks == 0).collect();
-        without.into_iter().for_each(|(run, _)| self.reading.set(run, false));
+        end_reading_without_block(&mut self.reading, &self.blocks, wide(range));
         self.last_read = 0..0;
     }
 
@@ -118,23 +117,18 @@ impl PageStates {
 
     /// A block begins, which will acquire them for reading.
     pub(crate) fn begin_block(&mut self, range: Range<usize>) {
-        self.count_blocks(range, |blocks| blocks.saturating_add(1));
+        count_blocks(&mut self.blocks, wide(range), |blocks| blocks.saturating_add(1));
     }
 
     /// A block has ended; with the last one the reading.
     pub(crate) fn end_block(&mut self, range: Range<usize>) {
-        self.count_blocks(range.clone(), |blocks| blocks.saturating_sub(1));
+        count_blocks(&mut self.blocks, wide(range.clone()), |blocks| blocks.saturating_sub(1));
         self.end_reading(range);
     }
 
     /// Whether a block reads some of them.
     pub(crate) fn has_block(&self, range: Range<usize>) -> bool {
         self.blocks.runs(wide(range)).any(|(_, blocks)| blocks > 0)
-    }
-
-    fn count_blocks(&mut self, range: Range<usize>, count: impl Fn(u32) -> u32) {
-        let runs: Vec<_> = self.blocks.runs(wide(range)).collect();
-        runs.into_iter().for_each(|(run, blocks)| self.blocks.set(run, count(blocks)));
     }
 
     /// Whether kernels may use a page of the range.
@@ -276,6 +270,17 @@ impl PageStates {
         }
         changed
     }
+}
+
+/// Counts blocks that read pages.
+pub(crate) fn count_blocks(blocks: &mut PageRuns<u32>, pages: Range<u64>, count: impl Fn(u32) -> u32) {
+    let runs: Vec<_> = blocks.runs(pages).collect();
+    runs.into_iter().for_each(|(run, of_run)| blocks.set(run, count(of_run)));
+}
+
+/// Of the pages that no block reads.
+pub(crate) fn end_reading_without_block(reading: &mut PageRuns<bool>, blocks: &PageRuns<u32>, pages: Range<u64>) {
+    blocks.runs(pages).filter(|(_, blocks)| *blocks == 0).for_each(|(run, _)| reading.set(run, false));
 }
 
 fn wide(range: Range<usize>) -> Range<u64> {

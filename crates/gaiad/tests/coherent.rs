@@ -394,6 +394,34 @@ fn file_without_a_mount_is_read_while_programs_write_it() {
 }
 
 #[test]
+fn end_of_a_block_within_another_one_ends_no_reading() {
+    let Some((_mount, path)) = mounted() else { return };
+    let (file, page) = (open(&path), PAGE as u64);
+    let address = spinio_gaia::map_in_place(file.as_raw_fd(), 0, LEN as u64, Access::Write, device()).unwrap();
+    spinio_gaia::with_map(address, |map, _| {
+        let begin = |offset, len| {
+            map.begin_block(offset, len)?;
+            map.acquire(offset, len, Access::Read).map(drop)
+        };
+        begin(0, 4 * page)?;
+        begin(2 * page, 4 * page)?;
+        map.end_block(2 * page, 4 * page)?;
+        let refused = map.release(4 * page, page).unwrap_err();
+        assert_eq!(refused.errno, Errno::INVAL, "no block reads it any more");
+        // These end an epoch, if there is one, and not what the first block reads.
+        map.release(0, 4 * page)?;
+        map.acquire(0, page, Access::Write)?;
+        map.release(0, 4 * page)?;
+        map.end_block(0, 4 * page)?;
+        let refused = map.release(0, page).unwrap_err();
+        assert_eq!(refused.errno, Errno::INVAL, "the last one has ended");
+        Ok(())
+    })
+    .unwrap();
+    spinio_gaia::unmap(address).unwrap();
+}
+
+#[test]
 fn misuse_is_refused() {
     let Some((_mount, path)) = mounted() else { return };
     let (file, whole) = (open(&path), LEN as u64);

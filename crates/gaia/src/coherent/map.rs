@@ -15,6 +15,7 @@ use super::mapping::{Mapping, MappingAdvice};
 use super::source::Source;
 use crate::call_checks::{pages_within, wait_for_stream};
 use crate::map::{check_descriptor, spec};
+use crate::page_states::{count_blocks, end_reading_without_block};
 use crate::process_owned::ProcessOwned;
 use crate::queued_calls::Queue;
 use crate::state::{InPlaceWay, Info};
@@ -43,6 +44,8 @@ struct State {
     writing: PageRuns<bool>,
     /// Pages that were acquired for reading.
     reading: PageRuns<bool>,
+    /// Blocks of the program that read them.
+    blocks: PageRuns<u32>,
     info: Info,
 }
 
@@ -71,7 +74,8 @@ impl Map {
         mapping.fit(&thread, size)?;
         let address = mapping.start();
         let info = Info { file_size: size, in_place: way as u64, ..Info::default() };
-        let state = State { mapping, writing: PageRuns::new(false), reading: PageRuns::new(false), info };
+        let (writing, reading, blocks) = (PageRuns::new(false), PageRuns::new(false), PageRuns::new(0));
+        let state = State { mapping, writing, reading, blocks, info };
         Ok(Map {
             device,
             access,
@@ -154,10 +158,27 @@ impl Map {
         Ok(())
     }
 
-    /// Kernels no longer load pages of a range, unless they are in an epoch for writing, which goes on.
+    /// Kernels no longer load pages of a range, unless a block reads them, or they are in an epoch for writing, which goes on.
     pub fn end_reading(&self, offset: u64, len: u64) -> Result<()> {
         let pages = self.pages_of(offset, len)?;
-        lock(&self.state).reading.set(pages, false);
+        lock(&self.state).end_reading(pages);
+        Ok(())
+    }
+
+    /// A block of the program begins that will acquire a range for reading. Until its end no release, and no end of another
+    /// block, ends that.
+    pub fn begin_block(&self, offset: u64, len: u64) -> Result<()> {
+        let pages = self.pages_of(offset, len)?;
+        count_blocks(&mut lock(&self.state).blocks, pages, |blocks| blocks.saturating_add(1));
+        Ok(())
+    }
+
+    /// It has ended, or could not acquire them; [`Map::end_reading`] with the last one.
+    pub fn end_block(&self, offset: u64, len: u64) -> Result<()> {
+        let pages = self.pages_of(offset, len)?;
+        let mut state = lock(&self.state);
+        count_blocks(&mut state.blocks, pages.clone(), |blocks| blocks.saturating_sub(1));
+        state.end_reading(pages);
         Ok(())
     }
 
@@ -208,7 +229,11 @@ impl State {
 
     fn end(&mut self, pages: Range<u64>) {
         self.writing.set(pages.clone(), false);
-        self.reading.set(pages, false);
+        self.end_reading(pages);
+    }
+
+    fn end_reading(&mut self, pages: Range<u64>) {
+        end_reading_without_block(&mut self.reading, &self.blocks, pages);
     }
 }
 
