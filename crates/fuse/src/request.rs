@@ -192,10 +192,10 @@ impl<'a> Request<'a> {
         Ok(Request { header, operation: Operation::parse(header.opcode, Rest(body))?, group: group(extensions) })
     }
 
-    /// A FORGET for one of the nodes of this BATCH_FORGET, as if it had come for itself.
-    pub fn forget(&self, one: abi::ForgetOne) -> Vec<u8> {
+    /// The bytes of a FORGET of one node, as of a BATCH_FORGET. It has no number, since it gets no reply.
+    pub fn forget(one: abi::ForgetOne) -> Vec<u8> {
         let len = size_of::<InHeader>() + size_of::<abi::ForgetIn>();
-        let header = InHeader { len: len as u32, opcode: opcode::FORGET, node: one.node, extensions: 0, ..self.header };
+        let header = InHeader { len: len as u32, opcode: opcode::FORGET, node: one.node, ..InHeader::default() };
         [header.as_bytes(), abi::ForgetIn { lookups: one.lookups }.as_bytes()].concat()
     }
 

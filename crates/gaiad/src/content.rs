@@ -246,11 +246,20 @@ impl Content {
         if let Some(found) = found {
             self.files.write_out_to_storage(&found, others)?;
         }
-        // Also of a file that has no table any more, or not with this server.
-        if self.files.take_lost(node) {
-            return Err(Errno::IO);
-        }
         if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
+    }
+
+    /// How often released bytes of a file were lost since a program was told. Also of a file that has no table any more, or
+    /// not with this server.
+    pub(crate) fn lost(&self, node: u64) -> u64 {
+        self.files.nodes().lost(node)
+    }
+
+    /// A program was told of so many.
+    pub(crate) fn lost_is_told(&self, node: u64, lost: u64) {
+        if lost > 0 {
+            self.files.nodes().lost_is_told(node, lost);
+        }
     }
 
     /// Writes released pages of a file to the file below.
@@ -266,8 +275,8 @@ impl Content {
         })
     }
 
-    /// Whether [`Content::forget`] would wait for a client or a device.
-    pub fn forget_waits(&self, node: u64) -> bool {
+    /// What [`Content::forget`] would wait for, if so: EAGAIN, a client's lease; or [`ARRIVING`](crate::late::ARRIVING).
+    pub fn forget_waits(&self, node: u64) -> Option<Errno> {
         self.files.forget_waits(node)
     }
 

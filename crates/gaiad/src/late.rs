@@ -2,21 +2,24 @@
 //!
 //! ```text
 //!   worker ── handler ─┬ open: EAGAIN, a client holds a lease on the file (up to 45 s) ─────┬─> Late::wait, next request
-//!                      └ ARRIVING: pages that a release has handed over are on their way ───┘      │ a thread for each file
-//!                              answered as any request <── opened, and kept open; bytes arrived <──┘
+//!                      └ ARRIVING: pages that a release has handed over are on their way ───┘      │ a thread for those of
+//!                                                                                                  v a file that wait now
+//!                        answered as any request <── for EAGAIN: opened, and kept open; for ARRIVING: a part has arrived
 //! ```
+//!
+//! While a thread answers those of a file, more of them may come: they get another thread.
 //!
 //! Clients get descriptors of files below the mount, and may take leases on them; and a release that hands device memory over
 //! has as much to copy as the client likes, from a device that may be slow. There are few workers: with as many requests for
-//! such files one user could have stopped all requests of the mount. The Linux kernel has a limited number of writes on their
-//! way (64), so there are not more threads than that, and those of callers that wait.
+//! such files one user could have stopped all requests of the mount. There is a thread at most for each of these: the writes that
+//! the Linux kernel has on their way (64), the callers that wait, and the files that it has forgotten meanwhile.
 //!
 //! Known flaws: these writes count for the Linux kernel, which sends no others meanwhile if all are of such files. A program
 //! whose writes pass by the page cache is told ENOMEM where [`MOST`] bytes wait already.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -40,16 +43,37 @@ pub(crate) const ARRIVING: Errno = Errno::INPROGRESS;
 #[derive(Debug)]
 pub(crate) struct Late {
     waiting: Mutex<HashMap<u64, Waiting>>,
-    /// Bytes of them.
-    held: AtomicUsize,
+    /// Bytes of them, and of those that are answered now.
+    held: Arc<AtomicUsize>,
     /// Nodes that need a thread; `None`: there will be no more.
     nodes: mpsc::Sender<Option<u64>>,
+}
+
+/// A request that waits. Its bytes count until it is dropped.
+#[derive(Debug)]
+pub(crate) struct LateRequest {
+    bytes: Vec<u8>,
+    held: Arc<AtomicUsize>,
+}
+
+impl LateRequest {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for LateRequest {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes.len(), Relaxed);
+    }
 }
 
 /// Those of a node.
 #[derive(Debug, Default)]
 struct Waiting {
-    requests: Vec<Vec<u8>>,
+    requests: Vec<LateRequest>,
+    /// One of them waits for more than bytes on their way: the file is to be opened.
+    opens: bool,
     /// One of them lacked descriptors or memory, which opening the file does not wait for.
     pauses: bool,
 }
@@ -76,7 +100,7 @@ impl Late {
     /// None, and the nodes for [`Late::run`].
     pub(crate) fn new() -> (Late, mpsc::Receiver<Option<u64>>) {
         let (nodes, begun) = mpsc::channel();
-        (Late { waiting: Mutex::default(), held: AtomicUsize::new(0), nodes }, begun)
+        (Late { waiting: Mutex::default(), held: Arc::default(), nodes }, begun)
     }
 
     /// Whether so many bytes wait that a request of a program, of which it can be told, must not.
@@ -86,11 +110,17 @@ impl Late {
     }
 
     /// The request is answered later.
-    pub(crate) fn wait(&self, node: u64, request: &[u8], cause: Errno) {
-        self.held.fetch_add(request.len(), Relaxed);
+    pub(crate) fn wait(&self, node: u64, bytes: Vec<u8>, cause: Errno) {
+        self.held.fetch_add(bytes.len(), Relaxed);
+        self.wait_again(node, LateRequest { bytes, held: Arc::clone(&self.held) }, cause);
+    }
+
+    /// So is one that has waited already.
+    pub(crate) fn wait_again(&self, node: u64, request: LateRequest, cause: Errno) {
         let mut waiting = lock(&self.waiting);
         let of_node = waiting.entry(node).or_default();
-        of_node.requests.push(request.to_vec());
+        of_node.requests.push(request);
+        of_node.opens |= cause != ARRIVING;
         of_node.pauses |= !matches!(cause, Errno::AGAIN | ARRIVING);
         if of_node.requests.len() == 1 {
             // After the end there is no request.
@@ -103,23 +133,22 @@ impl Late {
         let _ = self.nodes.send(None);
     }
 
-    /// Serves them until the end. `open` waits until the file of a node can be opened, and keeps it open; and for bytes that are
-    /// on their way, for [`ARRIVAL`] at most.
+    /// Serves them until the end. `ready` waits for bytes that are on their way, for [`ARRIVAL`] at most; and with `true`, until
+    /// the file of the node can be opened, and keeps it open. Clients keep leases on files that are not opened.
     pub(crate) fn run(
         &self,
         nodes: mpsc::Receiver<Option<u64>>,
-        open: impl Fn(u64, Duration) -> Result<(), Errno> + Sync,
-        answer: impl Fn(&[Vec<u8>]) + Sync,
+        ready: impl Fn(u64, bool, Duration) -> Result<(), Errno> + Sync,
+        answer: impl Fn(Vec<LateRequest>) + Sync,
     ) {
         let serve = |node: u64| {
-            let pauses = lock(&self.waiting).get(&node).is_some_and(|waiting| waiting.pauses);
-            if open(node, ARRIVAL).is_err() || pauses {
+            let (opens, pauses) = lock(&self.waiting).get(&node).map_or((false, false), |of| (of.opens, of.pauses));
+            if ready(node, opens, ARRIVAL).is_err() || pauses {
                 std::thread::sleep(PAUSE);
             }
+            // A statement of its own: the requests may wait again.
             let waiting = lock(&self.waiting).remove(&node).unwrap_or_default();
-            let bytes = waiting.requests.iter().map(Vec::len).sum();
-            answer(&waiting.requests);
-            self.held.fetch_sub(bytes, Relaxed);
+            answer(waiting.requests);
         };
         let serve = &serve;
         std::thread::scope(|scope| {
@@ -164,10 +193,48 @@ mod tests {
         let request = vec![0; MOST / 4];
         for _ in 0..4 {
             assert!(!late.is_full(&program));
-            late.wait(1, &request, ARRIVING);
+            late.wait(1, request.clone(), ARRIVING);
         }
         assert!(late.is_full(&program) && !late.is_full(&cached));
         assert!(!late.is_full(&Operation::Statfs));
+    }
+
+    #[test]
+    fn request_that_waits_again_counts_once_until_it_is_answered() {
+        let (late, nodes) = Late::new();
+        late.wait(1, vec![0; 100], ARRIVING);
+        let tries = AtomicUsize::new(0);
+        let answer = |requests: Vec<LateRequest>| {
+            for request in requests {
+                assert_eq!(late.held.load(Relaxed), 100);
+                if tries.fetch_add(1, SeqCst) < 2 {
+                    late.wait_again(1, request, ARRIVING);
+                    assert_eq!(late.held.load(Relaxed), 100);
+                } else {
+                    late.end();
+                }
+            }
+        };
+        late.run(nodes, |_, _, _| Ok(()), answer);
+        assert_eq!((tries.into_inner(), late.held.load(Relaxed)), (3, 0));
+    }
+
+    #[test]
+    fn file_is_opened_only_for_what_waits_for_more_than_bytes_on_their_way() {
+        let (late, nodes) = Late::new();
+        for (node, cause) in [(1, ARRIVING), (2, Errno::AGAIN), (3, Errno::NOMEM), (4, ARRIVING), (4, Errno::AGAIN)] {
+            late.wait(node, vec![0], cause);
+        }
+        late.end();
+        let opened = Mutex::new(Vec::new());
+        let ready = |node, opens: bool, _| {
+            lock(&opened).extend(opens.then_some(node));
+            Ok(())
+        };
+        late.run(nodes, ready, drop);
+        let mut opened: Vec<u64> = opened.into_inner().unwrap();
+        opened.sort_unstable();
+        assert_eq!(opened, [2, 3, 4]);
     }
 
     #[test]
@@ -178,24 +245,26 @@ mod tests {
         let opened = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let held = lock(&may_go_on);
-            late.wait(1, b"a", Errno::AGAIN);
-            late.wait(1, b"b", Errno::AGAIN);
-            late.wait(2, b"c", Errno::AGAIN);
-            let open = |node, _| {
+            late.wait(1, b"a".to_vec(), Errno::AGAIN);
+            late.wait(1, b"b".to_vec(), Errno::AGAIN);
+            late.wait(2, b"c".to_vec(), Errno::AGAIN);
+            let ready = |node, _, _| {
                 opened.fetch_add(1, SeqCst);
                 if node == 1 {
                     drop(lock(&may_go_on));
                 }
                 Err(Errno::IO)
             };
-            let answer = |requests: &[Vec<u8>]| requests.iter().for_each(|r| lock(&answered).send(r.clone()).unwrap());
+            let answer = |requests: Vec<LateRequest>| {
+                requests.iter().for_each(|request| lock(&answered).send(request.bytes().to_vec()).unwrap());
+            };
             let late = &late;
-            scope.spawn(move || late.run(nodes, open, answer));
+            scope.spawn(move || late.run(nodes, ready, answer));
             assert_eq!(answers.recv().unwrap(), b"c");
-            late.wait(1, b"d", Errno::AGAIN);
+            late.wait(1, b"d".to_vec(), Errno::AGAIN);
             drop(held);
             assert_eq!([(); 3].map(|()| answers.recv().unwrap()), [b"a", b"b", b"d"]);
-            late.wait(1, b"e", Errno::AGAIN);
+            late.wait(1, b"e".to_vec(), Errno::AGAIN);
             assert_eq!(answers.recv().unwrap(), b"e");
             late.end();
         });

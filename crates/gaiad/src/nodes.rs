@@ -13,7 +13,8 @@
 //!
 //! Before it is free, what the server has of the inode is written out, which may take long. Meanwhile the record is
 //! *going*: only look-ups of this inode wait, since another number would show what is below the mount before that. A
-//! server that dies then leaves a used record without look-ups.
+//! server that dies then leaves a used record without look-ups, which the next one frees. So does one with a FORGET that waits
+//! (late.rs): it takes the look-ups back first.
 //!
 //! **The table has an end.** From half of it on the kernel is asked to forget nodes that no program uses (backing.rs), in
 //! the order of their records; from three quarters on a program that lists a directory gets names only; and at the end a
@@ -51,7 +52,7 @@ mod word {
     /// Requests to write that were answered with an error.
     pub(super) const REFUSALS: usize = 7;
     pub(super) const HANDLE: usize = 8;
-    /// Released bytes were lost, which the next fsync reports; the last word.
+    /// How often released bytes were lost since an fsync has reported it; the last word.
     pub(super) const LOST: usize = super::NODE_WORDS - 1;
 }
 
@@ -236,13 +237,21 @@ impl Nodes {
     /// before that.
     pub fn set_lost(&self, node: u64) {
         if let Some(record) = self.used(node) {
-            record[word::LOST].store(1, Release);
+            record[word::LOST].fetch_add(1, AcqRel);
         }
     }
 
-    /// Whether bytes were lost since this was asked last.
-    pub fn take_lost(&self, node: u64) -> bool {
-        self.used(node).is_some_and(|record| record[word::LOST].swap(0, AcqRel) != 0)
+    /// How often bytes were lost since a program was told; 0: never.
+    pub fn lost(&self, node: u64) -> u64 {
+        self.used(node).map_or(0, |record| record[word::LOST].load(Acquire))
+    }
+
+    /// A program was told of so many. Not before it was: a server that dies between would leave none that tells it.
+    pub fn lost_is_told(&self, node: u64, lost: u64) {
+        if let Some(record) = self.used(node) {
+            // Of those that came meanwhile the next one is told.
+            let _ = record[word::LOST].compare_exchange(lost, 0, AcqRel, Relaxed);
+        }
     }
 
     /// Takes back look-ups; true if the node is free now. `last` is called before it becomes so: from then on the inode
@@ -264,6 +273,27 @@ impl Nodes {
         let _going = Going { nodes: self, number };
         last();
         true
+    }
+
+    /// Takes back look-ups of a node whose end waits; true if none is left: [`Nodes::forget`] of none is due, which finds out
+    /// whether there are new ones by then.
+    pub(crate) fn take_back(&self, node: u64, lookups: u64) -> bool {
+        let _index = self.lock();
+        let Some(record) = self.used(node).filter(|_| node != ROOT_NODE) else { return false };
+        let left = record[word::LOOKUPS].load(Acquire).saturating_sub(lookups);
+        record[word::LOOKUPS].store(left, Release);
+        left == 0
+    }
+
+    /// Those that the Linux kernel has forgotten, left by an earlier server.
+    pub(crate) fn without_lookups(&self) -> Vec<u64> {
+        let _index = self.lock();
+        let end = self.state.nodes_used().load(Acquire) as u32;
+        let records = (ROOT_NODE as u32 + 1..end).map(|number| (number, self.record(number)));
+        let left = records.filter(|(_, record)| {
+            record[word::STATE].load(Acquire) == USED && record[word::LOOKUPS].load(Acquire) == 0
+        });
+        left.map(|(number, record)| id(number, record)).collect()
     }
 
     /// Whether the last FORGET of an inode is not over. A record that another one of the same key has replaced in the index
@@ -478,20 +508,44 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_reported_once_by_this_server_or_the_next_and_not_of_another_inode() {
+    fn loss_stays_until_a_program_was_told_also_with_the_next_server_and_is_not_of_another_inode() {
         let state = Arc::new(StateMemory::small());
         let first = Nodes::attach(state.clone());
         let [node, other] = [7, 8].map(|inode| first.look_up(&identity(inode)).unwrap());
         first.set_lost(node);
         first.set_lost(other);
+        assert_eq!((first.lost(node), first.lost(node)), (1, 1));
         assert!(first.forget(other, 1, || ()));
         drop(first);
         let next = Nodes::attach(state);
-        assert_eq!((next.take_lost(node), next.take_lost(node)), (true, false));
+        assert_eq!(next.lost(node), 1);
+        next.set_lost(node);
+        next.lost_is_told(node, 1);
+        assert_eq!(next.lost(node), 2, "of one that the program was not told of");
+        next.lost_is_told(node, 2);
+        assert_eq!(next.lost(node), 0);
         // In the record that is free.
         let later = next.look_up(&identity(9)).unwrap();
         assert_eq!(later as u32, other as u32);
-        assert!(!next.take_lost(later) && !next.take_lost(other));
+        assert_eq!((next.lost(later), next.lost(other)), (0, 0));
+    }
+
+    #[test]
+    fn next_server_finds_the_nodes_whose_end_has_waited() {
+        let state = Arc::new(StateMemory::small());
+        let first = Nodes::attach(state.clone());
+        let [waits, again, used] = [7, 8, 9].map(|inode| first.look_up(&identity(inode)).unwrap());
+        first.look_up(&identity(7)).unwrap();
+        assert!(!first.take_back(waits, 1) && first.take_back(waits, 1) && first.take_back(again, 1));
+        assert!(!first.take_back(ROOT_NODE, 1));
+        drop(first);
+        let next = Nodes::attach(state);
+        assert_eq!(next.without_lookups(), [waits, again]);
+        // A program has opened it meanwhile.
+        assert_eq!(next.look_up(&identity(8)), Ok(again));
+        assert!(next.forget(waits, 0, || ()) && !next.forget(again, 0, || unreachable!()));
+        assert_eq!((next.get(waits), next.get(again)), (Err(Errno::STALE), Ok(identity(8))));
+        assert!(next.get(used).is_ok() && next.without_lookups().is_empty());
     }
 
     #[test]

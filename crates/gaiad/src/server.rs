@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
+use spinio_fuse::abi::ForgetOne;
 use spinio_fuse::{Connection, Operation, REQUEST_BYTES, Received, Request};
 use spinio_sys::injection_point;
 use spinio_sys::linux::{self, packets::Wait};
@@ -34,7 +35,7 @@ use crate::files::Others;
 use crate::handlers::{Handlers, Reply, identity, stat};
 use crate::invalidator::Invalidator;
 use crate::journal::Journal;
-use crate::late::{self, ARRIVING, Late};
+use crate::late::{self, Late, LateRequest};
 use crate::link::{self, Link, Message, Use};
 use crate::nodes::Nodes;
 use crate::quotas::Limits;
@@ -74,8 +75,11 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
     let errno = |e: std::io::Error| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
     std::thread::scope(|scope| {
         let served_late = || {
-            let open = |node, within| {
+            let ready = |node, opens: bool, within| {
                 clients.content.files().wait_for_arrival(node, within);
+                if !opens {
+                    return Ok(());
+                }
                 let opened = clients.backing.open_waiting(node, Access::Write);
                 // A descriptor for reading that is kept would hide that there are none.
                 let read = |error| match late::may_pass(error) {
@@ -84,7 +88,8 @@ pub fn serve(link: Link, fds: Vec<OwnedFd>) -> Result<(), Errno> {
                 };
                 opened.or_else(read).map(drop)
             };
-            late.run(nodes, open, |requests| answer_late(connection, handlers, late, requests));
+            forget_again(connection, handlers, late);
+            late.run(nodes, ready, |requests| answer_late(connection, handlers, late, requests));
         };
         std::thread::Builder::new().name("gaia-late".to_owned()).spawn_scoped(scope, served_late).map_err(errno)?;
         let served = std::thread::scope(|scope| {
@@ -202,16 +207,29 @@ fn resend(connection: &Connection, handlers: &Handlers) -> Result<Vec<Vec<u8>>, 
 
 /// Requests that have waited. Those that write all of a file come last, and wait in place: bytes that are on their way by then
 /// are not theirs, and to try again for these could go on for ever.
-fn answer_late(connection: &Connection, handlers: &Handlers, late: &Late, requests: &[Vec<u8>]) {
+fn answer_late(connection: &Connection, handlers: &Handlers, late: &Late, requests: Vec<LateRequest>) {
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let mut reply = Reply::default();
-    let writes_all = |bytes: &&Vec<u8>| {
-        let request = Request::parse(bytes);
+    let writes_all = |request: &LateRequest| {
+        let request = Request::parse(request.bytes());
         request.is_ok_and(|request| matches!(request.operation, Operation::Fsync(_) | Operation::Lseek(_)))
     };
-    let (last, first): (Vec<_>, Vec<_>) = requests.iter().partition(writes_all);
-    for bytes in first.into_iter().chain(last) {
-        answer(connection, handlers, late, bytes, &mut reply, Others::Wait);
+    let (last, first): (Vec<_>, Vec<_>) = requests.into_iter().partition(writes_all);
+    for request in first.into_iter().chain(last) {
+        if let Some((node, cause)) = answer(connection, handlers, late, request.bytes(), &mut reply, Others::Wait) {
+            late.wait_again(node, request, cause);
+        }
+    }
+}
+
+/// Ends the nodes that the Linux kernel has forgotten and an earlier server has not: it does not say so again.
+fn forget_again(connection: &Connection, handlers: &Handlers, late: &Late) {
+    let mut reply = Reply::default();
+    for node in handlers.nodes().without_lookups() {
+        let bytes = Request::forget(ForgetOne { node, lookups: 0 });
+        if let Some((node, cause)) = answer(connection, handlers, late, &bytes, &mut reply, Others::Fail) {
+            late.wait(node, bytes, cause);
+        }
     }
 }
 
@@ -221,12 +239,19 @@ fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>
     loop {
         let taken = first.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let Some(bytes) = taken else { break };
-        answer(connection, handlers, late, &bytes, &mut reply, Others::Fail);
+        if let Some((node, cause)) = answer(connection, handlers, late, &bytes, &mut reply, Others::Fail) {
+            late.wait(node, bytes, cause);
+        }
     }
     let mut buffer = resident_buffer(REQUEST_BYTES);
     loop {
         match connection.receive(&mut buffer) {
-            Ok(Received::Request(len)) => answer(connection, handlers, late, &buffer[..len], &mut reply, Others::Fail),
+            Ok(Received::Request(len)) => {
+                let bytes = &buffer[..len];
+                if let Some((node, cause)) = answer(connection, handlers, late, bytes, &mut reply, Others::Fail) {
+                    late.wait(node, bytes.to_vec(), cause);
+                }
+            }
             Ok(Received::Nothing) => {}
             Ok(Received::Unmounted) => return,
             Err(error) => {
@@ -237,7 +262,15 @@ fn work(connection: &Connection, handlers: &Handlers, first: &Mutex<Vec<Vec<u8>>
     }
 }
 
-fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8], reply: &mut Reply, others: Others) {
+/// Answers a request; or says that it waits, of which node, and why. With [`Others::Wait`] it has waited already.
+fn answer(
+    connection: &Connection,
+    handlers: &Handlers,
+    late: &Late,
+    bytes: &[u8],
+    reply: &mut Reply,
+    others: Others,
+) -> Option<(u64, Errno)> {
     let request = match Request::parse(bytes) {
         Ok(request) => request,
         Err(_) => {
@@ -247,26 +280,44 @@ fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8
                 handlers.refused(None, node);
                 let _ = connection.reply_error(unique, Errno::IO);
             }
-            return;
+            return None;
         }
     };
     injection_point!("server: request received");
     let (unique, node) = (request.header.unique, request.header.node);
     match request.operation {
-        Operation::Forget { .. } if handlers.content().forget_waits(node) => return late.wait(node, bytes, ARRIVING),
-        Operation::BatchForget(nodes) if { nodes }.any(|one| handlers.content().forget_waits(one.node)) => {
+        Operation::Forget { lookups } => {
+            if let Some(cause) = handlers.content().forget_waits(node) {
+                if lookups == 0 {
+                    return Some((node, cause));
+                }
+                // They are taken back now: the next server finds a node without look-ups.
+                if handlers.nodes().take_back(node, lookups) {
+                    late.wait(node, Request::forget(ForgetOne { node, lookups: 0 }), cause);
+                }
+                return None;
+            }
+        }
+        Operation::BatchForget(nodes) if { nodes }.any(|one| handlers.content().forget_waits(one.node).is_some()) => {
             // Each as a request of its own: only some of them wait.
-            let forget = |one| answer(connection, handlers, late, &request.forget(one), reply, others);
-            return nodes.for_each(forget);
+            for one in nodes {
+                let bytes = Request::forget(one);
+                if let Some((node, cause)) = answer(connection, handlers, late, &bytes, reply, others) {
+                    late.wait(node, bytes, cause);
+                }
+            }
+            return None;
         }
         _ => {}
     }
+    let mut waits = None;
     let refused = || handlers.refused(Some(&request.operation), node);
     let send = |result: Result<&Reply, Errno>| {
         let result = match result {
             Err(error) if late::may_wait(&request.operation, error) => {
-                if !late.is_full(&request.operation) {
-                    return late.wait(node, bytes, error);
+                if others == Others::Wait || !late.is_full(&request.operation) {
+                    waits = Some((node, error));
+                    return false;
                 }
                 Err(Errno::NOMEM)
             }
@@ -286,10 +337,13 @@ fn answer(connection: &Connection, handlers: &Handlers, late: &Late, bytes: &[u8
             report!("cannot answer a request ({}): {error}", request.header.opcode);
         }
         injection_point!("server: request answered");
+        sent.is_ok()
     };
     // A request that panics would do so again in every new server.
     if catch_unwind(AssertUnwindSafe(|| handlers.handle(&request, reply, others, send))).is_err() {
         refused();
         let _ = connection.reply_error(unique, Errno::IO);
+        return None;
     }
+    waits
 }

@@ -60,8 +60,14 @@ impl StateMemory {
     /// For tests of what is in it.
     #[cfg(test)]
     pub(crate) fn small() -> StateMemory {
+        StateMemory::of(1 << 20)
+    }
+
+    /// The same with more pages.
+    #[cfg(test)]
+    pub(crate) fn of(pages_bytes: usize) -> StateMemory {
         let negotiated = Negotiated { minor: 31, max_write: 4096, max_readahead: 0, flags: 0 };
-        StateMemory::create(negotiated, 1 << 20).unwrap()
+        StateMemory::create(negotiated, pages_bytes).unwrap()
     }
 
     /// Makes it, with at least `pages_bytes` bytes for the page table.

@@ -228,12 +228,14 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
         }
         let opened = all.backing.open_waiting(file.node, Access::Write);
         let written = opened.and_then(|fd| all.content.fsync(file.node, fd.as_fd(), false, Others::Wait));
+        let lost = all.content.lost(file.node);
+        let written = written.and(if lost > 0 { Err(Errno::IO) } else { Ok(()) });
         // A file that was forgotten meanwhile has written out what it had.
         if let Err(error) = written
             && !file.is_gone()
         {
-            if status::send_file(all, socket, &file).is_ok() {
-                let _ = send(socket, |out| refuse(out, error));
+            if status::send_file(all, socket, &file).is_ok() && send(socket, |out| refuse(out, error)).is_ok() {
+                all.content.lost_is_told(file.node, lost);
             }
             return;
         }

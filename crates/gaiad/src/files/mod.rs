@@ -30,6 +30,7 @@ use crate::invalidator::Invalidator;
 use crate::late::ARRIVING;
 use crate::lent::chunks::LentChunks;
 use crate::lock::lock;
+use crate::nodes::Nodes;
 use crate::overwrites::Overwrites;
 use crate::report::report;
 use crate::shared_counters::SharedCounters;
@@ -370,9 +371,9 @@ impl Files {
         &self.slots
     }
 
-    /// Whether released bytes of a file were lost since this was asked last.
-    pub(crate) fn take_lost(&self, node: u64) -> bool {
-        self.backing.nodes().take_lost(node)
+    /// The nodes.
+    pub(crate) fn nodes(&self) -> &Nodes {
+        self.backing.nodes()
     }
 
     pub(crate) fn times(&self) -> &Times {
@@ -411,11 +412,15 @@ impl Files {
         call(held.file())?.ok_or(ARRIVING)
     }
 
-    /// Whether the end of a node would wait for bytes on their way, or for a client with a lease.
-    pub(crate) fn forget_waits(&self, node: u64) -> bool {
-        let Some(file) = self.hold_now(node).file().cloned() else { return false };
-        let is_leased = || self.backing.open(node, Access::Write).err() == Some(Errno::AGAIN);
-        file.is_arriving() || file.pages_now().dirty().next().is_some() && is_leased()
+    /// What the end of a node would wait for, if so: [`ARRIVING`], or EAGAIN, a client with a lease.
+    pub(crate) fn forget_waits(&self, node: u64) -> Option<Errno> {
+        let file = self.hold_now(node).file().cloned()?;
+        if file.is_arriving() {
+            return Some(ARRIVING);
+        }
+        let is_dirty = file.pages_now().dirty().next().is_some();
+        let opened = is_dirty.then(|| self.backing.open(node, Access::Write))?;
+        opened.err().filter(|error| *error == Errno::AGAIN)
     }
 
     /// Returns when bytes of the file have arrived, if some are on their way, or after this time.
@@ -536,7 +541,6 @@ mod tests {
     use super::*;
     use crate::handlers::{identity, stat};
     use crate::link::Link;
-    use crate::nodes::Nodes;
     use crate::slot_memory::PageSlots;
     use crate::state::StateMemory;
 
@@ -563,21 +567,57 @@ mod tests {
             return None;
         }
         std::fs::write(dir.join("file"), [1; PAGE]).unwrap();
-        let state = Arc::new(StateMemory::small());
-        let fd = open(&dir.join("file"), OFlags::RDWR);
+        Some(with_released_pages(open(dir, OFlags::RDONLY), open(&dir.join("file"), OFlags::RDWR), 1))
+    }
+
+    /// The same of a file of that directory, with its first pages.
+    fn with_released_pages(directory: OwnedFd, fd: OwnedFd, pages: u64) -> (Arc<StateMemory>, Files) {
+        let state = Arc::new(StateMemory::of(4 << 20));
         let identity = identity(&fd, &stat(&fd).unwrap()).unwrap();
         let node = Nodes::attach(state.clone()).look_up(&identity).unwrap();
         let memory: Arc<dyn SlotMemory> = Arc::new(PageSlots::new(state.clone()));
-        let backing = backing(dir, &state, OFlags::RDONLY);
+        let backing = backing_in(directory, &state);
         let files = Files::new(Slots::format(memory).unwrap(), Vec::new(), backing).unwrap();
         let (file, owner) = (files.enter(node), files.new_owner());
         let below = FileBacking(fd.as_fd());
-        file.pages().add_owner(owner, 0..1);
-        file.pages().open(&below, owner, 0..1, Want::Write).unwrap();
-        file.pages().filled(owner, 0..1).unwrap();
-        file.pages().commit(&below, owner, 1, [(0, &NEW)]).unwrap();
+        file.pages().add_owner(owner, 0..pages);
+        file.pages().open(&below, owner, 0..pages, Want::Write).unwrap();
+        file.pages().filled(owner, 0..pages).unwrap();
+        file.pages().commit(&below, owner, 1, (0..pages).map(|page| (page, &NEW))).unwrap();
         drop(file);
-        Some((state, files))
+        (state, files)
+    }
+
+    #[test]
+    fn error_of_some_pages_is_told_although_bytes_of_others_are_on_their_way() {
+        use rustix::mount::{
+            FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+        };
+        // A file system that has no space left.
+        let Ok(context) = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC) else { return eprintln!("skipped: no mounts") };
+        fsconfig_set_string(&context, "size", "64k").unwrap();
+        fsconfig_create(&context).unwrap();
+        let directory = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).unwrap();
+        let make = |name: &str| {
+            rustix::fs::openat(&directory, name, OFlags::CREATE | OFlags::RDWR, Mode::RUSR | Mode::WUSR).unwrap()
+        };
+        // Two calls that write.
+        let (file, pages) = (make("file"), 130);
+        rustix::fs::ftruncate(&file, pages * PAGE as u64).unwrap();
+        let others = make("others");
+        while rustix::io::write(&others, &[1; PAGE]).is_ok() {}
+        let root = rustix::fs::openat(&directory, c".", OFlags::RDONLY, Mode::empty()).unwrap();
+        let (_state, files) = with_released_pages(root, file, pages);
+        let file = files.all().pop().unwrap();
+        file.begin_arrival(1, 0..1);
+        assert_eq!(files.write_out_now(&file), Err(Errno::NOSPC));
+        assert!(file.is_stuck());
+        rustix::fs::ftruncate(&others, 0).unwrap();
+        assert_eq!(files.write_out_now(&file), Err(ARRIVING));
+        assert!(!file.is_stuck());
+        file.end_arrival(1);
+        // Of the other call, and as many as there is space for.
+        assert_eq!(files.write_out_now(&file), Err(Errno::NOSPC));
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Files {
                     }
                     done
                 };
-                chunks.map(write).fold(Ok(()), Result::and)
+                chunks.map(write).fold(Ok(()), worse)
             })
         });
         file.stuck.store(result.is_err() && !waits(&result), SeqCst);
@@ -156,12 +156,14 @@ impl Files {
     pub(crate) fn write_out_ready(&self, files: Vec<Arc<File>>) -> Vec<Arc<File>> {
         let has_more = |file: &Arc<File>| {
             let written = self.write_out_now(file);
+            // Also beside another error: the slots of those that have arrived become free.
+            let waits = waits(&written) || written.is_err() && file.is_arriving();
             if let Err(error) = written
-                && !waits(&written)
+                && !waits
             {
                 report_not_written(file.node, error);
             }
-            waits(&written)
+            waits
         };
         files.into_iter().filter(has_more).collect()
     }
@@ -200,6 +202,11 @@ impl Files {
             }
         }
     }
+}
+
+/// What is said of two parts: an error that does not pass by itself comes first.
+fn worse(first: Result<(), Errno>, second: Result<(), Errno>) -> Result<(), Errno> {
+    if waits(&first) && second.is_err() { second } else { first.and(second) }
 }
 
 /// Whether released pages could not be written because something else is waited for.

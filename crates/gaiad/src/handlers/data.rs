@@ -88,10 +88,15 @@ impl Handlers {
         Ok(())
     }
 
-    pub(super) fn fsync(&self, node: u64, args: &FsyncIn, others: Others) -> Result<()> {
+    pub(super) fn fsync(&self, node: u64, args: &FsyncIn, others: Others, reply: &mut Reply) -> Result<()> {
         // Any descriptor of the file will do; one for writing if it is kept.
         let file = self.backing.open(node, Access::Read)?;
         self.content.fsync(node, file.as_fd(), args.flags & FSYNC_DATA_ONLY != 0, others)?;
+        reply.lost = self.content.lost(node);
+        if reply.lost > 0 {
+            injection_point!("server: loss found");
+            return Err(Errno::IO);
+        }
         injection_point!("server: fsync executed");
         Ok(())
     }

@@ -67,11 +67,13 @@ pub struct Reply {
     /// Content of files; of fixed size, not cleared between requests.
     data: Box<[u8]>,
     data_len: usize,
+    /// Losses of released bytes that the program is told of by it.
+    lost: u64,
 }
 
 impl Default for Reply {
     fn default() -> Reply {
-        Reply { head: Vec::new(), data: resident_buffer(MAX_WRITE as usize).into(), data_len: 0 }
+        Reply { head: Vec::new(), data: resident_buffer(MAX_WRITE as usize).into(), data_len: 0, lost: 0 }
     }
 }
 
@@ -83,7 +85,7 @@ impl Reply {
 
     fn clear(&mut self) {
         self.head.clear();
-        self.data_len = 0;
+        (self.data_len, self.lost) = (0, 0);
     }
 
     fn push(&mut self, part: &(impl IntoBytes + Immutable)) {
@@ -121,6 +123,11 @@ impl Handlers {
         &self.content
     }
 
+    /// The nodes.
+    pub(crate) fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
     /// A request is answered with an error, or cannot be answered. Called before the Linux kernel is told, which makes it an
     /// error of the file if it was written back by this; a client asks which errors are (`spinio-gaia`).
     pub fn refused(&self, operation: Option<&Operation<'_>>, node: u64) {
@@ -129,14 +136,14 @@ impl Handlers {
         }
     }
 
-    /// Executes a request. The reply is sent by `send`, which is given the reply or an error, and not called for
-    /// requests without a reply. `others`: whether a request that writes all of a file waits for clients and devices.
+    /// Executes a request. The reply is sent by `send`, which is given the reply or an error, says whether the Linux kernel has
+    /// got it, and is not called for requests without a reply. `others`: whether a request that writes all of a file waits for clients and devices.
     pub(crate) fn handle(
         &self,
         request: &Request<'_>,
         reply: &mut Reply,
         others: Others,
-        send: impl FnOnce(Result<&Reply>),
+        send: impl FnOnce(Result<&Reply>) -> bool,
     ) {
         reply.clear();
         if !names::is_journaled(&request.operation) {
@@ -152,14 +159,17 @@ impl Handlers {
                 }
                 _ => self.execute(request, reply, others),
             };
-            if !request.operation.has_no_reply() {
-                send(result.map(|()| &*reply));
+            if !request.operation.has_no_reply() && send(result.map(|()| &*reply)) {
+                self.content.lost_is_told(request.header.node, reply.lost);
             }
             return;
         }
         let (entry, past) = match self.journal.claim(request.id()) {
             Ok(claimed) => claimed,
-            Err(error) => return send(Err(error)),
+            Err(error) => {
+                send(Err(error));
+                return;
+            }
         };
         injection_point!("server: name change claimed");
         let result = match past {
@@ -170,7 +180,10 @@ impl Handlers {
                     Past::Begun(note) => note,
                     _ => match self.note(request) {
                         Ok(note) => note,
-                        Err(error) => return send(Err(error)),
+                        Err(error) => {
+                            send(Err(error));
+                            return;
+                        }
                     },
                 };
                 entry.begin(note);
@@ -207,7 +220,7 @@ impl Handlers {
             Operation::Open(args) => self.open(node, &args, reply),
             Operation::Read(args) => self.read(node, &args, reply),
             Operation::Write { args, data } => self.write(node, &args, data, reply),
-            Operation::Fsync(args) => self.fsync(node, &args, others),
+            Operation::Fsync(args) => self.fsync(node, &args, others, reply),
             Operation::Fallocate(args) => self.fallocate(node, &args),
             Operation::Opendir(_) => {
                 reply.push(&abi::OpenOut::default());

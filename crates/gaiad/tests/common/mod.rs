@@ -107,6 +107,23 @@ fn role(name: &str, value: &Path) -> Command {
     command
 }
 
+/// The device process of a server, if there is one.
+pub fn device_process(server: u32) -> Option<Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{server}/task")).ok()?;
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    let all: String = children.collect();
+    all.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?))
+}
+
+/// Changes the command of a supervisor, so that its processes do not die of a write past a limit of theirs (RLIMIT_FSIZE).
+pub fn survive_file_limit(command: &mut Command) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
+    shell.args(command.get_args()).current_dir("/");
+    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    *command = shell;
+}
+
 impl TestMount {
     /// Mounts, or prints why not. `fill` makes content before.
     pub fn new(fill: impl FnOnce(&Path)) -> Option<TestMount> {

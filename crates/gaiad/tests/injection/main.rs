@@ -27,6 +27,7 @@ mod serve;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -134,10 +135,16 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(fill: impl FnOnce(&Path)) -> Option<World> {
+        World::with_supervisor(fill, |_| ())
+    }
+
+    /// With changes to the command of the supervisor.
+    fn with_supervisor(fill: impl FnOnce(&Path), change: impl FnOnce(&mut Command)) -> Option<World> {
         let control = tempfile::Builder::new().prefix("spinio-points-").tempdir().unwrap();
         let control = Control::new(&control.keep().join("words"));
         let mount = TestMount::with_supervisor(fill, |supervisor| {
             supervisor.env(injection::VARIABLE, &control.path).env(common::MEMORY, (16 << 20).to_string());
+            change(supervisor);
         });
         let Some(mount) = mount else {
             control.remove();
@@ -260,6 +267,7 @@ fn every_point_is_survived_as_promised() {
         && add("servers that take over", restarts)
         && add("clients", clients)
         && add("device memory that is handed over", handoffs)
+        && add("device memory that is lost", losses)
         && add("the end", ends)
         && add("supervisors", supervisors)
         && add("the daemon of leased files", serve::part);
@@ -354,6 +362,16 @@ fn handoffs() -> Part {
     world.sweep(Hit::Once, Signal::KILL, of_device, &mut |_, step| program.run(step));
     drop(program);
     world.end(|_| servers)
+}
+
+fn losses() -> Part {
+    let fill = |dir: &Path| std::fs::write(dir.join("file"), vec![0; handoff::FILE]).unwrap();
+    let mut world = World::with_supervisor(fill, common::survive_file_limit)?;
+    let mut program = handoff::Program::new(common::gpu::open(&world.mount.dir.join("file")));
+    let found = |point: &str| point == "server: loss found";
+    world.sweep(Hit::Once, Signal::KILL, found, &mut |mount, step| program.lose(mount, step));
+    drop(program);
+    world.end(World::kills)
 }
 
 /// A mount for each point.
