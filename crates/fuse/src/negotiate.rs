@@ -32,7 +32,8 @@ const MINOR_MIN: u32 = 31;
 const MINOR_MAX: u32 = 45;
 
 /// Linux 6.16: the first in which a page is under write-back until the server has answered its WRITE. Before, the kernel
-/// copied the page, and INVAL and `sync_file_range` waited for the copy only.
+/// copied the page, and INVAL and `sync_file_range` waited for the copy only. No flag says so: it is inferred from the minor
+/// version of that release, which came with another change. A kernel with only one of the two is taken for what it is not.
 const MINOR_WRITEBACK_WAITS: u32 = 44;
 
 const REQUIRED: u64 = init::WRITEBACK_CACHE | init::BIG_WRITES | init::MAX_PAGES;
