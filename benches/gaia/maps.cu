@@ -439,22 +439,14 @@ int main(int argc, char **argv)
         if (what == "writer")
             map.cpu()[0]++;
         measure(map.size, 201, nothing, acquire, release);
-    } else if (what == "scattered") {
+    } else if (what == "scattered" || what == "contiguous") {
+        const size_t step = what == "scattered" ? all / pages : 1;
         volatile unsigned char *cpu = map.cpu();
         acquire();
         release();
         auto store = [&] {
             for (size_t i = 0; i < pages; i++)
-                cpu[i * (all / pages) * PAGE]++;
-        };
-        measure(pages * PAGE, 11, store, acquire, release);
-    } else if (what == "contiguous") {
-        volatile unsigned char *cpu = map.cpu();
-        acquire();
-        release();
-        auto store = [&] {
-            for (size_t i = 0; i < pages; i++)
-                cpu[i * PAGE]++;
+                cpu[i * step * PAGE]++;
         };
         measure(pages * PAGE, 11, store, acquire, release);
     } else if (what == "release-unchanged") {

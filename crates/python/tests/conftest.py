@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import mmap
 from typing import NamedTuple
 
 import pytest
+from mounted import Mount, command
 
 import spinio
 
 # A hang becomes a failure with a traceback.
 faulthandler.dump_traceback_later(1400, exit=True)
+
+
+@pytest.fixture(scope="module")
+def mount():
+    """A GAIA mount for the tests of a file."""
+    command()
+    mount = Mount()
+    yield mount
+    # Maps that no test closed.
+    gc.collect()
+    mount.close()
 
 
 class Memory:

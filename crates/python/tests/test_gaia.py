@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import pickle
 import random
@@ -14,21 +13,12 @@ import sys
 import threading
 
 import pytest
-from mounted import SECONDS, Mount, command
+from mounted import SECONDS
 
 import spinio
 from spinio import emulated, gaia
 
 PAGE = 4096
-
-
-@pytest.fixture(scope="module")
-def mount():
-    command()
-    mount = Mount()
-    yield mount
-    gc.collect()
-    mount.close()
 
 
 @pytest.fixture(params=["emulated", "cuda"])

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 import textwrap
 
-import pytest
-from mounted import Mount, command
-
-
-@pytest.fixture(scope="module")
-def mount():
-    command()
-    mount = Mount()
-    yield mount
-    gc.collect()
-    mount.close()
 
 
 def test_file_larger_than_its_memory_is_processed_in_parts(mount):

@@ -97,12 +97,13 @@ pub unsafe fn recv_message(fd: Fd, parts: &[Part], mut rights: Option<&mut Right
 pub unsafe fn recv_with_rights(fd: Fd, to: *mut u8, len: usize, rights: &mut Rights) -> Result<usize> {
     let part = Part { start: to, len };
     let (control, control_len) = rights.buffer();
-    // struct msghdr: no name, one part, the buffer, flags.
-    let mut message = [0, 0, &raw const part as usize, 1, control, control_len, 0];
-    let args = [fd as usize, message.as_mut_ptr() as usize, MSG_DONTWAIT | MSG_CMSG_CLOEXEC, 0, 0, 0];
+    let name = core::ptr::null_mut();
+    let mut message =
+        Message { name, name_len: 0, parts: &raw const part, part_count: 1, control, control_len, flags: 0 };
+    let flags = MSG_DONTWAIT | MSG_CMSG_CLOEXEC;
     // SAFETY: the message, the part and the buffer live across the call; the part is guaranteed by the caller.
-    let got = unsafe { syscall(k::__NR_recvmsg, args) }?;
-    rights.filled(message[5]);
+    let got = unsafe { syscall(k::__NR_recvmsg, [fd as usize, &raw mut message as usize, flags, 0, 0, 0]) }?;
+    rights.filled(message.control_len);
     Ok(got)
 }
 
