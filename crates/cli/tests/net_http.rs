@@ -19,16 +19,25 @@ const SLOW_CLIENTS: usize = 3;
 const FILE_BYTES: usize = 24 << 20;
 const PICTURE_BYTES: usize = 54 + 320 * 3 * 240;
 
+/// Of the example.
+const LEAST_RATE: u32 = 16 << 10;
+
 /// Starts the server with limits in seconds, of a head and of an answer. `None`, with a message, without a compiler.
 fn start(dir: &Path, head: u32, answer: u32) -> Option<Example> {
+    start_with_rate(dir, head, answer, LEAST_RATE)
+}
+
+/// The same; `rate`: bytes of an answer for which its client has a second more.
+fn start_with_rate(dir: &Path, head: u32, answer: u32, rate: u32) -> Option<Example> {
     let program = build("http", "-O1", dir)?;
     let files = dir.join("files");
     std::fs::create_dir(&files).unwrap();
     std::fs::write(files.join("large"), content()).unwrap();
-    let (head, answer) = (head.to_string(), answer.to_string());
+    let (head, answer, rate) = (head.to_string(), answer.to_string(), rate.to_string());
+    let limits = ["--limits", &head, &answer, "--least-rate", &rate];
     Some(Example::start(
         &program,
-        &["tcp://127.0.0.1:0", "2", "--files", files.to_str().unwrap(), "--limits", &head, &answer],
+        &[&["tcp://127.0.0.1:0", "2", "--files", files.to_str().unwrap()], &limits[..]].concat(),
     ))
 }
 
@@ -160,7 +169,7 @@ fn slow_reader_gets_all_bytes_while_others_are_served() {
 #[test]
 fn client_that_never_reads_is_ended() {
     let dir = folder();
-    let Some(server) = start(dir.path(), 100, 1) else { return };
+    let Some(server) = start_with_rate(dir.path(), 100, 1, u32::MAX >> 1) else { return };
     // The longer it does not read the surer it is ended, however slow the server.
     let is_ended_after = |seconds| {
         let mut stream = connect_with_small_buffer(&server);
@@ -177,5 +186,26 @@ fn client_that_never_reads_is_ended() {
         false
     };
     assert!([4, 16, 60].into_iter().any(is_ended_after));
+    assert_is_served(&server);
+}
+
+#[test]
+fn client_that_reads_too_slowly_is_ended() {
+    let dir = folder();
+    // 7 seconds for the file.
+    let Some(server) = start_with_rate(dir.path(), 100, 4, 8 << 20) else { return };
+    let mut stream = connect_with_small_buffer(&server);
+    get(&mut stream, "/large");
+    // It reads all the time, and would need three times as long.
+    let mut part = vec![0; 64 << 10];
+    let mut left = FILE_BYTES;
+    while left > 0 {
+        match stream.read(&mut part) {
+            Ok(count) if count > 0 => left = left.saturating_sub(count),
+            _ => break,
+        }
+        sleep(Duration::from_millis(60));
+    }
+    assert!(left > 0, "it got the whole file");
     assert_is_served(&server);
 }

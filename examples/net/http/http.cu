@@ -12,7 +12,8 @@
 //
 // So connections that stay open may be many more than blocks, and no block waits for a client. All threads of a block compute the
 // picture. Files of a directory (--files) are sent by sendfile: their bytes go from the page cache to the socket and never see
-// the GPU. Connections are closed which send nothing, or no whole head, for 5 s, or take nothing of an answer for 60 s (--limits).
+// the GPU. Connections are closed which send nothing, or no whole head, for 5 s (--limits), or take longer for an answer than 60 s and a second
+// for each 16 KiB of it (--limits, --least-rate).
 // The same source is compiled by nvcc for a GPU and by g++ for the emulated one. README.md has the line that starts it.
 #include <cerrno>
 #include <cstdio>
@@ -61,6 +62,7 @@ struct Server {
     net::Handle handle;
     int set;
     uint64_t head_ns, answer_ns; // limits
+    uint64_t least_rate;         // bytes of an answer for which its client has a second more
     Client *clients;
     uint64_t *last_closing;
     Counts *counts;
@@ -217,11 +219,8 @@ __device__ Next send_answer(const Server &server, int s, Client &client)
         sent += result > 0 ? uint64_t(result) : 0;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         client.answer.sent = sent;
-        if (sent > begin)
-            http::give_time(client, server.answer_ns);
-    }
     // 0: a file that was cut meanwhile is shorter than the head says. Only the end of the connection tells.
     return sent == whole ? Next::GO_ON : result > 0 || result == -EAGAIN ? Next::WAIT : Next::CLOSE;
 }
@@ -267,12 +266,14 @@ __device__ Next read_request(const Server &server, int s, Client &client)
         request = http::parse(client.bytes, head);
         if (request.status == 200 && request.method != http::GET && request.method != http::HEAD)
             request.status = 405;
-        http::give_time(client, server.answer_ns);
     }
     __syncthreads();
     begin_answer(server, request, client.answer);
-    // The next request may have come with this one.
     if (threadIdx.x == 0) {
+        // For the whole answer: a client that takes a byte now and then would stay for ever.
+        const uint64_t seconds = (client.answer.text_size + client.answer.body_size) / server.least_rate;
+        http::give_time(client, server.answer_ns + seconds * 1000000000);
+        // The next request may have come with this one.
         for (unsigned i = head; i < count; i++)
             client.bytes[i - head] = client.bytes[i];
         client.count = count - head;
@@ -355,7 +356,7 @@ static int fail(const char *what)
 int main(int count, char **arguments)
 {
     const char *address = "tcp://127.0.0.1:8080", *files = nullptr;
-    unsigned blocks = 8, seconds_a_head = 5, seconds_an_answer = 60;
+    unsigned blocks = 8, seconds_a_head = 5, seconds_an_answer = 60, least_rate = 16 << 10;
     bool until_input_ends = false;
     for (int i = 1, place = 0; i < count; i++) {
         if (!std::strcmp(arguments[i], "--until-stdin-ends"))
@@ -364,6 +365,8 @@ int main(int count, char **arguments)
             files = arguments[++i];
         else if (!std::strcmp(arguments[i], "--limits") && i + 2 < count)
             seconds_a_head = unsigned(std::atoi(arguments[++i])), seconds_an_answer = unsigned(std::atoi(arguments[++i]));
+        else if (!std::strcmp(arguments[i], "--least-rate") && i + 1 < count)
+            least_rate = unsigned(std::atoi(arguments[++i]));
         else if (place++ == 0)
             address = arguments[i];
         else
@@ -375,6 +378,7 @@ int main(int count, char **arguments)
     Server server = {};
     server.head_ns = seconds_a_head * 1000000000ull;
     server.answer_ns = seconds_an_answer * 1000000000ull;
+    server.least_rate = least_rate ? least_rate : 1;
     server.counts = zeros<Counts>(1);
     server.last_closing = zeros<uint64_t>(1);
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess || !server.counts || !server.last_closing)
