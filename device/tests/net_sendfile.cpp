@@ -296,6 +296,29 @@ static void set_tells_of_room_for_a_file(bool inet)
     CHECK(got.size() == large && is_of_file(got) && net.words[0] == int64_t(large));
 }
 
+// A call that does not wait, after another one that waits for the peer: there is no room before that one has ended.
+static void set_tells_of_no_room_while_another_file_waits(bool inet)
+{
+    Folder folder(large);
+    Net net = net_of(folder);
+    Connection connection(net, inet);
+    cudaStream_t stream;
+    CHECK(!cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    spinio::launch_resident_on(net.stream, send_whole, 1, 32, net.handle, connection.kernel, large, 0, uint64_t(0), 1, net.words + 8);
+    wait_until_it_waits(net);
+    spinio::launch_resident_on(stream, send_by_events, 1, 32, net.handle, connection.kernel, large, net.words);
+    for (int i = 0; i < 60000 && !__atomic_load_n(net.words + 2, __ATOMIC_ACQUIRE); i++)
+        usleep(1000);
+    usleep(200000);
+    CHECK(__atomic_load_n(net.words + 2, __ATOMIC_ACQUIRE) > 0 && __atomic_load_n(net.words + 1, __ATOMIC_ACQUIRE) < 20);
+    auto got = connection.read_all(2 * large);
+    net.wait();
+    CHECK(!cudaStreamSynchronize(stream));
+    CHECK(got.size() == 2 * large && net.words[8] == int64_t(large) && net.words[0] == int64_t(large));
+    // The second one is whole after the first one.
+    CHECK(is_of_file({got.begin(), got.begin() + large}) && is_of_file({got.begin() + large, got.end()}));
+}
+
 __global__ void close_it(net::Handle handle, int s, int64_t *out)
 {
     out[0] = net::close(net::block(), handle, s);
@@ -344,6 +367,31 @@ static void call_that_waits_ends(Ending ending, bool inet)
     case NET_STOPS:
         CHECK(net.words[0] == int64_t(sent) && net.words[1] == -ESHUTDOWN);
         break;
+    }
+}
+
+// The socket is closed while a worker sends: the call returns how many bytes the peer gets.
+static void call_that_is_closed_while_it_sends_says_how_much(bool inet)
+{
+    Folder folder(large);
+    Net net = net_of(folder);
+    cudaStream_t stream;
+    CHECK(!cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    for (int i = 0; i < 40; i++) {
+        Connection connection(net, inet);
+        const uint64_t before = net.stats().bytes_sent;
+        spinio::launch_resident_on(net.stream, send_whole, 1, 32, net.handle, connection.kernel, large, 0, uint64_t(0), 2, net.words);
+        size_t got = 0;
+        std::thread reader([&] { got = connection.read_all().size(); });
+        while (net.stats().bytes_sent == before && __atomic_load_n(net.words, __ATOMIC_ACQUIRE) != int64_t(large))
+            usleep(100);
+        usleep(unsigned(i) * 50);
+        spinio::launch_resident_on(stream, close_it, 1, 32, net.handle, connection.kernel, net.words + 8);
+        net.wait();
+        CHECK(!cudaStreamSynchronize(stream));
+        reader.join();
+        CHECK(int64_t(got) == std::max<int64_t>(net.words[0], 0) + std::max<int64_t>(net.words[1], 0));
+        net.words[0] = 0;
     }
 }
 
@@ -473,6 +521,8 @@ int main(int count, char **arguments)
         slow_peer_takes_no_worker_and_ends_at_the_deadline(inet);
         call_that_does_not_wait_sends_what_has_room(inet);
         set_tells_of_room_for_a_file(inet);
+        set_tells_of_no_room_while_another_file_waits(inet);
+        call_that_is_closed_while_it_sends_says_how_much(inet);
         call_that_waits_ends(PEER_CLOSES, inet);
         call_that_waits_ends(KERNEL_CLOSES, inet);
         call_that_waits_ends(NET_STOPS, inet);

@@ -145,7 +145,7 @@ impl Proxy {
 
 /// After a sendfile that did not wait, room in the ring alone is none for the next one.
 fn has_room(socket: &Socket) -> bool {
-    socket.send_ring.has_half_free() && (socket.writable || !socket.transfers.found_no_room)
+    socket.send_ring.has_half_free() && socket.transfers.has_room(socket.writable)
 }
 
 /// What is true of a socket now.

@@ -128,6 +128,7 @@ impl Proxy {
         let is_foreign = socket.is_foreign();
         self.close_fd(socket.fd.take(), is_foreign, socket.state == State::Listening && !socket.adopted);
         self.counters.open.set(self.counters.open.get() - 1);
+        self.end_transfers(std::mem::take(&mut socket.transfers));
         if let Some(end) = socket.meeting.end {
             self.leave(end.place);
         }

@@ -188,6 +188,8 @@ pub(crate) struct Proxy {
     later: IndexQueue,
     /// Closed sockets whose peers have not taken everything, or had not.
     closing: IndexQueue,
+    /// Sockets with a sendfile that was cancelled while a worker sends.
+    cancelled: IndexQueue,
     linger: LingerLimits,
     last_tick: u64,
     last_search: u64,
@@ -245,6 +247,7 @@ impl Proxy {
             hot_streams: Vec::new(),
             later: IndexQueue::default(),
             closing: IndexQueue::default(),
+            cancelled: IndexQueue::default(),
             linger: setup.linger,
             last_tick: 0,
             last_search: 0,
@@ -372,6 +375,7 @@ impl Proxy {
         self.retry_doors(now);
         self.end_late_channels(now);
         self.end_late_announced(now);
+        self.end_cancelled(now);
         for index in self.later.take_all() {
             if self.has_lingered(index, now) {
                 self.abandon(index);

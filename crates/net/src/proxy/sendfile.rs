@@ -13,20 +13,25 @@
 //! Order. What a kernel sent before goes first, and what it sends meanwhile waits until the transfer has ended. While a
 //! worker has the descriptor, the proxy sends nothing on it; a worker of a call that was cancelled is waited for too.
 //!
-//! Known flaw: a deadline is looked at between two calls of a worker, so a disk that does not answer delays it.
+//! A call that is cancelled, since the socket is closed or the net is stopped, tells also what its worker was sending then.
+//!
+//! Known flaws: a deadline is looked at between two calls of a worker, so a disk that does not answer delays it. A call that is cancelled
+//! waits for such a disk as long as the end of a net (`last_linger_ms`), and tells then what was sent before. So does one whose connection
+//! is reset meanwhile, at once.
 
 use spinio_ring::layout::Descriptor;
 use spinio_ring::line::CONNECTING;
 use spinio_ring::mailbox::{DONTWAIT, Reply, Request};
 use spinio_ring::peer::MOVED;
 use spinio_sys::Errno;
+use spinio_sys::linux;
 
 use super::Proxy;
 use super::caller::Caller;
 use super::fault::Fault;
 use super::file_table::Outcome;
 use super::sockets::{STREAM, State};
-use super::transfers::{Ended, Sent, Transfer, send};
+use super::transfers::{Cancelled, Ended, Sent, Transfer, Transfers, send};
 
 /// Bytes of one call of a worker.
 const BYTES_A_CALL: u64 = 4 << 20;
@@ -58,7 +63,10 @@ impl Proxy {
             Some(socket) => match file {
                 None => Errno::BADF,
                 Some(_) if size == 0 => return Err((caller, 0)),
-                Some(_) if dontwait && !socket.transfers.is_empty() => Errno::AGAIN,
+                Some(_) if dontwait && !socket.transfers.is_empty() => {
+                    socket.transfers.found_no_room = true;
+                    Errno::AGAIN
+                }
                 Some(file) => {
                     let left = size.min(i64::MAX as u64 - offset);
                     let after = socket.send_ring.sent().after(socket.send_ring.pending());
@@ -110,7 +118,7 @@ impl Proxy {
             }
         };
         // An event that comes while the worker sends tells of room that it may not have seen.
-        (transfers.working, transfers.cancelled, socket.writable) = (true, false, false);
+        (transfers.working, transfers.cancelled, socket.writable) = (true, None, false);
         let socket = self.sockets.descriptor(index);
         if let Some(files) = &mut self.files {
             files.submit(file.0.share_key(), None, move || {
@@ -129,28 +137,32 @@ impl Proxy {
         let transfers = &mut socket.transfers;
         transfers.working = false;
         socket.writable |= sent.ended != Ended::NoRoom;
-        let errno = match sent.ended {
-            Ended::Failed(errno) if socket.errno == 0 => errno,
-            Ended::Failed(_) => Errno::from_raw_os_error(socket.errno.into()),
+        let cancelled = transfers.cancelled.take();
+        let errno = match (cancelled, sent.ended) {
+            (Some(cancelled), _) => cancelled.errno,
+            (_, Ended::Failed(errno)) if socket.errno == 0 => errno,
+            (_, Ended::Failed(_)) => Errno::from_raw_os_error(socket.errno.into()),
             _ => Errno::AGAIN,
         };
-        if !std::mem::take(&mut transfers.cancelled)
-            && let Some(transfer) = transfers.queue.front_mut()
-        {
+        if let Some(transfer) = transfers.queue.front_mut() {
             transfer.offset += sent.bytes;
             transfer.left -= sent.bytes;
             transfer.sent += sent.bytes;
             if sent.bytes > 0 {
                 transfer.deadline = deadline(now, transfer.timeout);
             }
-            transfers.found_no_room = transfer.dontwait && sent.ended == Ended::NoRoom;
+            if transfer.dontwait {
+                transfers.found_no_room = sent.ended == Ended::NoRoom;
+            }
             let over = match sent.ended {
+                _ if cancelled.is_some() => true,
                 Ended::Complete => transfer.left == 0,
                 Ended::NoRoom => transfer.dontwait,
                 Ended::EndOfFile | Ended::Failed(_) => true,
             };
             if over && let Some(transfer) = transfers.queue.pop_front() {
-                let errno = if sent.ended == Ended::EndOfFile { None } else { Some(errno) };
+                let at_end = sent.ended == Ended::EndOfFile && cancelled.is_none();
+                let errno = if at_end { None } else { Some(errno) };
                 self.answer_transfer(transfer, errno);
             }
         }
@@ -163,11 +175,38 @@ impl Proxy {
         self.heat(index);
     }
 
-    /// The transfers of a socket that failed or ends. A worker of one may still send.
+    /// The transfers of a socket that failed or ends. A worker of the first one may still send, which its result tells.
     pub(super) fn cancel_transfers(&mut self, index: u32, errno: Errno) {
         let Some(socket) = self.sockets.at(index) else { return };
-        socket.transfers.cancelled = socket.transfers.working;
-        for transfer in std::mem::take(&mut socket.transfers.queue) {
+        let transfers = &mut socket.transfers;
+        let working = transfers.working && !transfers.queue.is_empty();
+        if working && transfers.cancelled.is_none() {
+            let until = linux::monotonic_ns().saturating_add(self.linger.ending);
+            transfers.cancelled = Some(Cancelled { errno, until });
+            self.cancelled.push(index);
+        }
+        for transfer in transfers.queue.split_off(working.into()) {
+            self.finish(transfer, errno);
+        }
+    }
+
+    /// Answers those that were cancelled, and whose workers say nothing.
+    pub(super) fn end_cancelled(&mut self, now: u64) {
+        for index in self.cancelled.take_all() {
+            let Some(transfers) = self.sockets.at(index).map(|socket| &mut socket.transfers) else { continue };
+            let Some(cancelled) = transfers.cancelled else { continue };
+            if now < cancelled.until {
+                self.cancelled.push(index);
+            } else if let Some(transfer) = transfers.queue.pop_front() {
+                self.finish(transfer, cancelled.errno);
+            }
+        }
+    }
+
+    /// Those of a socket that was removed, whose workers have no one to tell.
+    pub(super) fn end_transfers(&mut self, transfers: Transfers) {
+        let errno = transfers.cancelled.map_or(Errno::BADF, |cancelled| cancelled.errno);
+        for transfer in transfers.queue {
             self.finish(transfer, errno);
         }
     }

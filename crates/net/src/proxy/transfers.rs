@@ -44,15 +44,29 @@ pub(crate) struct Transfers {
     pub(super) queue: VecDeque<Transfer>,
     /// A worker sends for the first one, or for one that was cancelled.
     pub(super) working: bool,
-    pub(super) cancelled: bool,
-    /// One that does not wait found no room in the Linux kernel. The ring is empty then, and says nothing of that room.
+    /// The first one was cancelled meanwhile. It is answered when the worker has said what it has sent.
+    pub(super) cancelled: Option<Cancelled>,
+    /// One that does not wait found no room in the Linux kernel, or another one before it. The ring may be empty then, and says nothing of
+    /// that room.
     pub(super) found_no_room: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cancelled {
+    pub(super) errno: Errno,
+    /// It is answered without the worker then, which a disk keeps.
+    pub(super) until: u64,
 }
 
 impl Transfers {
     /// Whether nothing is sent and nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && !self.working
+    }
+
+    /// Whether one that does not wait would find room in the Linux kernel, as far as is known.
+    pub(crate) fn has_room(&self, writable: bool) -> bool {
+        !self.found_no_room || writable && self.is_empty()
     }
 
     /// How many bytes of the ring may be sent now.
