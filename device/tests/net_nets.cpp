@@ -184,7 +184,7 @@ static void event_sets_hear_of_other_nets(const char *where)
     accepts.wait();
 }
 
-// Events of a socket that has room and that no group rearms; `early`: it is in the set before it is connected.
+// Calls with the number of a socket of another net.
 __global__ void use_foreign(net::Handle handle, int s, int64_t *out)
 {
     net::Address address;
@@ -207,6 +207,7 @@ static void number_of_another_net_is_no_descriptor()
     CHECK(other.stats().open == 1);
 }
 
+// Events of a socket that has room and that no group rearms; `early`: it is in the set before it is connected.
 __global__ void count_events(net::Handle handle, net::Address to, int early, int64_t *out)
 {
     __shared__ net::Ready ready[4];

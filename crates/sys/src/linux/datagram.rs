@@ -90,7 +90,7 @@ pub unsafe fn recv_message(fd: Fd, parts: &[Part], mut rights: Option<&mut Right
     })
 }
 
-/// `recvfrom` of a UNIX stream that does not wait.
+/// `recvmsg` of a UNIX stream that does not wait: bytes, and the descriptors that came with them.
 ///
 /// # Safety
 /// As of [`super::socket::recv`].

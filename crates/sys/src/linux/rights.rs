@@ -1,5 +1,5 @@
-//! Descriptors that come with the bytes of a UNIX socket, all of them: what has no room in a call, the Linux kernel closes within that call,
-//! which then waits as long as their close(2) does.
+//! Descriptors that come with the bytes of a UNIX socket, all of them: the Linux kernel closes what has no room in the buffer or in the
+//! table within the call, which then waits as long as their close(2) does. The buffer has room for as many as a message has.
 
 use rustix::io::Errno;
 
@@ -11,7 +11,7 @@ type Result<T> = core::result::Result<T, Errno>;
 const SCM_RIGHTS: i32 = 1;
 const SCM_PIDFD: i32 = 4;
 const SO_PASSRIGHTS: u16 = 83;
-/// 253 descriptors, and what else a socket may have asked for: credentials, a label, times.
+/// 253 descriptors, the most of a message, and what else a socket may have asked for: credentials, a label, times.
 const BUFFER_WORDS: usize = 256;
 /// Bytes of `struct cmsghdr`.
 const HEADER: usize = 16;
@@ -49,7 +49,7 @@ impl Rights {
         self.len = len.min(size_of_val(&self.words));
     }
 
-    /// Calls `take` for each descriptor, which is open in this table now.
+    /// Calls `take` once for each descriptor, which is open in this table now. What is not taken stays open.
     pub fn take(&mut self, mut take: impl FnMut(Fd)) {
         let end = std::mem::take(&mut self.len);
         let mut at = 0;
