@@ -55,6 +55,10 @@ impl Proxy {
             self.violation(index);
             return None;
         }
+        let held_up = receives && socket.takes_rights && self.closer.is_full();
+        if held_up {
+            self.later.push(index);
+        }
         Some(StreamIo {
             socket: descriptor,
             fd,
@@ -62,7 +66,7 @@ impl Proxy {
             send_ring: socket.send_ring,
             receive_ring: socket.receive_ring,
             turn: socket.transfers.ring_turn(&socket.send_ring) as usize,
-            receives,
+            receives: receives && !held_up,
             readable: socket.readable,
             writable: socket.writable,
             flags: socket.flags,
