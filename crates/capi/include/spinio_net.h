@@ -118,7 +118,7 @@ int spinio_net_address(spinio_net *net, int socket, char *text, size_t size);
  * had been given away; descriptors of other programs and duplicates stay, and share O_NONBLOCK, which is set. Bytes that the
  * program has not read are for the kernels. No thread may use the descriptor meanwhile.
  * EBADF. ENOTSOCK. ENOTCONN: neither connected nor listening. EAFNOSUPPORT, EPROTONOSUPPORT: another kind of socket. ENOBUFS: all
- * rings are in use. EBUSY: many that were adopted before are not closed yet. EPERM, ENOSYS: a sandbox refuses pidfd_getfd(2). */
+ * rings are in use. EPERM, ENOSYS: a sandbox refuses pidfd_getfd(2). */
 int spinio_net_adopt(spinio_net *net, int fd);
 
 /* Takes a socket from the kernels, and returns a descriptor of it, which blocks and is closed on exec. Bytes that arrived and

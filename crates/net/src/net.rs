@@ -232,21 +232,10 @@ impl Net {
     /// Moves a socket of the program to the kernels: its number there. On success the program's descriptor is closed; the
     /// open socket is the proxy's.
     pub fn adopt(&self, fd: linux::Fd) -> Result<i32> {
-        let begun = linux::monotonic_ns();
-        let descriptor = loop {
-            let (sender, receiver) = mpsc::sync_channel(1);
-            self.send(Command::Adopt(Place { tid: linux::gettid(), fd }, sender))?;
-            match receiver.recv().map_err(|_| ended())? {
-                Ok(descriptor) => break descriptor,
-                Err(Errno::BUSY) if linux::monotonic_ns() - begun < RELEASE_NS => std::thread::sleep(RELEASE_PAUSE),
-                Err(Errno::BUSY) => {
-                    let sentence =
-                        "Sockets that were adopted before, or descriptors that came with bytes, are not closed yet";
-                    return Err(Error::new(Errno::BUSY, sentence));
-                }
-                Err(errno) => return Err(Error::of(errno, &format!("adopt the descriptor {fd}"))),
-            }
-        };
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.send(Command::Adopt(Place { tid: linux::gettid(), fd }, sender))?;
+        let done = receiver.recv().map_err(|_| ended())?;
+        let descriptor = done.map_err(|errno| Error::of(errno, &format!("adopt the descriptor {fd}")))?;
         let _ = linux::close(fd);
         Ok(descriptor.number())
     }

@@ -5,24 +5,18 @@
 //!   what others have made or may fill: their sockets, files, channels ── ForeignFd ── Closer, a thread ── close(2), which may wait
 //! ```
 //!
-//! The last close of a socket with SO_LINGER and unsent bytes waits, so its time is cleared before. Not of those that wait in the queue of
-//! a UNIX socket, which Linux closes together with it; and that of a file may wait too. None is shut down: whoever has sent it may use it.
-//!
-//! While many wait to be closed, the proxy takes no more, but refuses: sockets of the program are not adopted, programs stay at the doors,
-//! and sockets are not received from that may bring descriptors. It never closes one itself, since all sockets would wait with it.
+//! The last close of a socket with SO_LINGER and unsent bytes waits, and so may that of a file; Linux closes descriptors that wait in the
+//! queue of a UNIX socket together with it.
 //!
 //! Known flaws: if a close never returns, as of a file system that does not answer, later foreign descriptors stay open. Where the table is
-//! full (RLIMIT_NOFILE), the Linux kernel closes what it cannot receive, on the proxy's thread. A process that has kept a socket that it
-//! has sent finds its SO_LINGER cleared.
+//! full (RLIMIT_NOFILE), the Linux kernel closes what it cannot receive, on the proxy's thread.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use spinio_sys::Errno;
 use spinio_sys::linux::channel::receive_packet_with_rights;
 use spinio_sys::linux::rights::Rights;
-use spinio_sys::linux::socket::close_without_wait;
 use spinio_sys::linux::spawn_signals_blocked;
 use spinio_sys::linux::{Fd, close, dup_from_thread};
 
@@ -43,16 +37,9 @@ impl Drop for SocketFd {
     }
 }
 
-/// So many wait to be closed before no more are taken.
-const MANY_WAIT: usize = 64;
-
 /// Closes descriptors on a thread of its own, with the table of the thread that has started it. It ends once all of these are gone.
 #[derive(Clone, Debug)]
-pub(crate) struct Closer {
-    sender: Sender<Arc<SocketFd>>,
-    /// How many are not closed yet.
-    waiting: Arc<AtomicUsize>,
-}
+pub(crate) struct Closer(Sender<Arc<SocketFd>>);
 
 impl Closer {
     /// Also what is disconnected once all are closed.
@@ -60,31 +47,18 @@ impl Closer {
         const STACK_BYTES: usize = 256 << 10;
         let (sender, receiver) = mpsc::channel();
         let (alive, ended) = mpsc::sync_channel::<()>(1);
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let left = Arc::clone(&waiting);
         let body = move || {
             let _alive = alive;
-            receiver.into_iter().for_each(|fd: Arc<SocketFd>| {
-                // Here, since the socket may be in use: its other owners may keep its lock for long.
-                let _ = close_without_wait(fd.0);
-                drop(fd);
-                left.fetch_sub(1, Relaxed);
-            });
+            receiver.into_iter().for_each(drop);
         };
         spawn_signals_blocked("spinio-net-close", STACK_BYTES, body).map_err(|_| Errno::AGAIN)?;
-        Ok((Closer { sender, waiting }, ended))
-    }
-
-    /// Whether so many wait to be closed that no more are to be taken.
-    pub(crate) fn is_full(&self) -> bool {
-        self.waiting.load(Relaxed) >= MANY_WAIT
+        Ok((Closer(sender), ended))
     }
 
     /// Closes it soon.
     pub(crate) fn close(&self, fd: Arc<SocketFd>) {
-        self.waiting.fetch_add(1, Relaxed);
         // It fails if the thread has ended, which it does not while there is a sender.
-        let _ = self.sender.send(fd);
+        let _ = self.0.send(fd);
     }
 
     pub(crate) fn own(&self, fd: Fd) -> ForeignFd {
@@ -147,53 +121,5 @@ impl Place {
     /// A duplicate in the table of this thread.
     pub(crate) fn duplicate(self) -> Result<SocketFd, Errno> {
         dup_from_thread(self.tid, self.fd).map(SocketFd)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::{Read, Write};
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::IntoRawFd;
-    use std::os::unix::net::UnixStream;
-    use std::time::Duration;
-
-    use super::*;
-
-    /// Longer than a test runs.
-    const PATIENCE: Duration = Duration::from_secs(120);
-
-    /// Two ends of a connection of which the first one has sent more than the other one takes, and whose close would wait for 300 seconds.
-    fn lingering() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut own = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let peer = listener.accept().unwrap().0;
-        own.set_nonblocking(true).unwrap();
-        while own.write(&[0; 65536]).is_ok() {}
-        rustix::net::sockopt::set_socket_linger(&own, Some(Duration::from_secs(300))).unwrap();
-        (own, peer)
-    }
-
-    #[test]
-    fn socket_that_lingers_holds_up_no_other_close() {
-        let (closer, _closed) = Closer::start().unwrap();
-        let (own, _peer) = lingering();
-        drop(closer.own(own.into_raw_fd()));
-        let (next, mut other_end) = UnixStream::pair().unwrap();
-        other_end.set_read_timeout(Some(PATIENCE)).unwrap();
-        drop(closer.own(next.into_raw_fd()));
-        assert_eq!(other_end.read(&mut [0]).unwrap(), 0, "the next one is closed");
-    }
-
-    #[test]
-    fn socket_that_its_sender_keeps_stays_connected() {
-        let (closer, closed) = Closer::start().unwrap();
-        let (own, mut other_end) = UnixStream::pair().unwrap();
-        let mut kept = own.try_clone().unwrap();
-        drop(closer.own(own.into_raw_fd()));
-        drop(closer);
-        assert_eq!(closed.recv_timeout(PATIENCE), Err(mpsc::RecvTimeoutError::Disconnected), "it is closed");
-        kept.write_all(b"x").unwrap();
-        other_end.read_exact(&mut [0]).unwrap();
     }
 }

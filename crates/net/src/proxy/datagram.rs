@@ -128,12 +128,7 @@ impl Proxy {
         }
         let (mut moved, mut bytes, before) = (0, 0, socket.flags);
         socket.flags &= !FULL;
-        let mut full_closer = false;
         while socket.readable && moved < DATAGRAMS_A_PASS {
-            full_closer = socket.takes_rights && self.closer.is_full();
-            if full_closer {
-                break;
-            }
             match receive(socket, &memory, &self.closer) {
                 Ok(Received::Datagram(len)) => {
                     moved += 1;
@@ -167,7 +162,7 @@ impl Proxy {
             self.pace.gave(now);
         }
         self.counters.bytes_received.add(bytes as u64);
-        if full || full_closer {
+        if full {
             self.postpone(index);
         } else if again {
             self.heat(index);

@@ -13,8 +13,7 @@
 //!
 //! Known flaws: if a process that shares a listening socket clears O_NONBLOCK, and takes the connection between the proxy's look
 //! and its accept, the proxy waits until the next one comes. A kernel that still uses a socket which the program takes has no defined result; `release()` of kernels ends
-//! its use. Where a sandbox refuses `pidfd_getfd`, neither direction works (EPERM, ENOSYS). The close of a net resets the connections that kernels have
-//! not closed: a process that shares such a socket has it reset at its own last close.
+//! its use. Where a sandbox refuses `pidfd_getfd`, neither direction works (EPERM, ENOSYS).
 
 use std::sync::Arc;
 
@@ -39,9 +38,6 @@ impl Proxy {
     pub(super) fn adopt(&mut self, place: Place, now: u64) -> Result<Descriptor, Errno> {
         if self.stopped {
             return Err(self.refusal);
-        }
-        if self.closer.is_full() {
-            return Err(Errno::BUSY);
         }
         let own = self.closer.own(place.duplicate()?.into_fd());
         let fd = own.fd();
@@ -70,9 +66,6 @@ impl Proxy {
         let index = descriptor.index;
         // Not before: the program keeps a socket that is refused, as it is.
         if let Err(errno) = set_nonblocking(fd, true) {
-            if domain == AF_UNIX && !refused_rights {
-                let _ = rights::pass_rights(fd, true);
-            }
             self.remove(index);
             return Err(errno);
         }
@@ -165,10 +158,6 @@ impl Proxy {
         }
         self.set_error(index, Errno::BADF.raw_os_error() as u16);
         self.cancel_calls(index, Errno::BADF);
-        let _ = socket::epoll_remove(self.epoll.0, fd);
-        // Not by the closer, which may have others before: the connection would not end with the program's descriptor. It is not the last
-        // one, so this close does not wait.
-        drop(self.sockets.at(index).and_then(|socket| socket.fd.take()));
         self.remove(index);
         Ok(unread)
     }

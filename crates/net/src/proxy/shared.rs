@@ -78,9 +78,6 @@ impl Proxy {
         let Some(door) = self.shared.doors.iter().find(|door| door.listener.index == index) else { return };
         let (listener, door) = (door.listener, door.fd.0);
         let retry = loop {
-            if self.closer.is_full() {
-                break true;
-            }
             match socket::accept(door) {
                 Ok((fd, _)) => self.greet(self.closer.own(fd), listener, now),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -140,8 +137,6 @@ impl Proxy {
             match self.closer.receive_packet(fd, &mut bytes) {
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 Ok((0, _)) | Err(_) => return self.end_channel(number),
-                // It would bring more and more.
-                Ok((_, Some(_))) if self.closer.is_full() => return self.end_channel(number),
                 Ok((len, file)) => {
                     if !self.take_packet(number, Packet::decode(&bytes[..len]), file) {
                         let socket = self.shared.channel(number).and_then(|channel| channel.socket);

@@ -55,10 +55,6 @@ impl Proxy {
             self.violation(index);
             return None;
         }
-        let held_up = receives && socket.takes_rights && self.closer.is_full();
-        if held_up {
-            self.later.push(index);
-        }
         Some(StreamIo {
             socket: descriptor,
             fd,
@@ -66,7 +62,7 @@ impl Proxy {
             send_ring: socket.send_ring,
             receive_ring: socket.receive_ring,
             turn: socket.transfers.ring_turn(&socket.send_ring) as usize,
-            receives: receives && !held_up,
+            receives,
             readable: socket.readable,
             writable: socket.writable,
             flags: socket.flags,
