@@ -89,7 +89,8 @@ fn interrupt_reaches_the_program_once_from_terminal_or_process() {
         let (log, pid) = (dir.path().join("log"), dir.path().join("pid"));
         let _ = std::fs::remove_file(&log);
         let inner = format!(
-            "echo $$ >{}; exec {} run --stats -- {} {} <{stdin}",
+            // A shell starts background jobs with SIGINT ignored, which `spinio run` keeps so.
+            "echo $$ >{}; exec env --default-signal=INT {} run --stats -- {} {} <{stdin}",
             pid.display(),
             common::PROGRAM,
             program.display(),

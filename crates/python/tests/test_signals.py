@@ -30,17 +30,26 @@ class Enough(Exception):
 def enough(*_):
     raise Enough
 
-def in_a_moment(handler):
+def in_a_moment(handler, seconds=0.3):
     signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
-def must_end(transfer, *arguments):
-    in_a_moment(enough)
+def must_end(transfer, *arguments, seconds=0.3):
+    in_a_moment(enough, seconds)
     try:
         transfer(*arguments)
     except Enough:
         return
     sys.exit("it was not interrupted")
+
+def must_end_partway(f, transfer):
+    # A busy machine may have moved nothing at the first signal. The device needs 2.6 s for all bytes.
+    for seconds in (0.3, 0.6, 1.2, 2.0):
+        f.seek(0)
+        must_end(transfer, array, seconds=seconds)
+        if f.tell() > 0:
+            break
+    assert 0 < f.tell() < SIZE, f.tell()
 
 def part(at):
     return array[at : at + 4096].tobytes()
@@ -81,9 +90,9 @@ def test_signal_ends_read(large):
 with spinio.open(path) as f:
     must_end(f.pread, array, 0)
     assert not all_has_come() and f.tell() == 0
-    must_end(f.readinto, array)
+    must_end_partway(f, f.readinto)
     # The file offset is then the number of bytes read.
-    assert 0 < f.tell() < SIZE and has_come(f.tell() - 4096)
+    assert has_come(f.tell() - 4096), f.tell()
     assert all(has_come(at) for at in range(0, f.tell() - 4096, 1 << 20))
     # Later reads are unaffected.
     assert f.pread(array[:1 << 20], 5) == 1 << 20
@@ -93,8 +102,8 @@ with spinio.open(path) as f:
 def test_signal_ends_write(large, tmp_path):
     run(f"""
 with spinio.open({str(tmp_path / "out")!r}, "w") as f:
-    must_end(f.write, array)
-    assert 0 < f.tell() < SIZE and f.tell() == os.fstat(f.fileno()).st_size
+    must_end_partway(f, f.write)
+    assert f.tell() == os.fstat(f.fileno()).st_size
     must_end(f.pwrite, array, 0)
 """, large)
 
