@@ -2,6 +2,12 @@
 // up the peer of a TCP connection learns it. Prints each failure and exits with 1.
 #include "net_echo.h"
 
+#include <sys/resource.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+
 // Sends until the peer has taken nothing for a second, and closes: how many bytes were sent, and what close said.
 __global__ void fill_and_close(net::Handle handle, int s, int64_t *out)
 {
@@ -72,6 +78,18 @@ static void late_peers_get_all_bytes()
     waits_for_open(net, 0);
 }
 
+// Tries until a closed socket has made room, for a minute.
+static int adopt_later(const Net &net, int fd, int refused)
+{
+    int s = -1;
+    for (int i = 0; i < 60000 && s < 0; i++) {
+        s = spinio_net_adopt(net.net, fd);
+        CHECK(s > 0 || errno == refused);
+        usleep(1000);
+    }
+    return s;
+}
+
 // With rings for one connection.
 static void closed_socket_gives_way_to_another_after_its_limit()
 {
@@ -80,13 +98,7 @@ static void closed_socket_gives_way_to_another_after_its_limit()
         int peer, end, ends[2];
         int64_t sent = filled_and_closed(net, inet, peer);
         CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
-        int s = -1;
-        for (int i = 0; i < 60000 && s < 0; i++) {
-            s = spinio_net_adopt(net.net, ends[1]);
-            CHECK(s > 0 || errno == ENOBUFS);
-            usleep(1000);
-        }
-        CHECK(s > 0);
+        CHECK(adopt_later(net, ends[1], ENOBUFS) > 0);
         int64_t got = read_all(peer, end);
         // UNIX sockets have no sign for it.
         CHECK(got < sent && end == (inet ? ECONNRESET : 0));
@@ -100,6 +112,72 @@ static void closed_socket_gives_way_to_another_after_its_limit()
     CHECK(read_all(peer, end) == sent && !end);
     close(ends[0]);
     close(ends[1]);
+}
+
+// All would take the peer 5 seconds: it gets one, ten times the limit.
+static void closed_socket_of_a_slow_peer_gives_way_too()
+{
+    Net net({.connections = 1, .ring_bytes = 1 << 20, .linger_ms = 100});
+    int peer, end, ends[2];
+    int64_t sent = filled_and_closed(net, true, peer), got = 0;
+    std::atomic<bool> slow = true;
+    std::thread reader([&] {
+        char bytes[4096];
+        ssize_t n;
+        while (slow && (n = recv(peer, bytes, sizeof bytes, 0)) > 0) {
+            got += n;
+            usleep(20000);
+        }
+    });
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+    CHECK(adopt_later(net, ends[1], ENOBUFS) > 0);
+    slow = false;
+    reader.join();
+    got += read_all(peer, end);
+    CHECK(got < sent && end == ECONNRESET);
+    close(ends[0]);
+}
+
+// The highest number in the descriptor table of a thread, which has one of its own.
+static int highest_descriptor(const char *thread)
+{
+    int highest = -1;
+    for (auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
+        std::string name;
+        std::getline(std::ifstream(task.path() / "comm"), name);
+        if (name != thread)
+            continue;
+        for (auto &fd : std::filesystem::directory_iterator(task.path() / "fd"))
+            highest = std::max(highest, std::stoi(fd.path().filename()));
+    }
+    return highest;
+}
+
+// The proxy needs two descriptors to adopt one. Its table has no more than those of closed sockets.
+static void closed_sockets_give_way_to_another_descriptor()
+{
+    Net net({.connections = 8, .no_upgrade = true, .linger_ms = 50});
+    int peers[2], end, ends[2];
+    int64_t sent[2];
+    for (int i = 0; i < 2; i++)
+        sent[i] = filled_and_closed(net, true, peers[i]);
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+    rlimit before, few;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &before));
+    few = before;
+    few.rlim_cur = rlim_t(highest_descriptor("spinio-net")) + 1;
+    CHECK(few.rlim_cur > 0);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &few));
+    CHECK(adopt_later(net, ends[1], EMFILE) > 0);
+    CHECK(!setrlimit(RLIMIT_NOFILE, &before));
+    int given_up = 0;
+    for (int i = 0; i < 2; i++) {
+        bool cut = read_all(peers[i], end) < sent[i];
+        CHECK(end == (cut ? ECONNRESET : 0));
+        given_up += cut;
+    }
+    CHECK(given_up > 0);
+    close(ends[0]);
 }
 
 static void end_of_net_is_no_end_of_a_stream_of_which_bytes_are_missing()
@@ -132,6 +210,8 @@ int main()
 {
     late_peers_get_all_bytes();
     closed_socket_gives_way_to_another_after_its_limit();
+    closed_socket_of_a_slow_peer_gives_way_too();
+    closed_sockets_give_way_to_another_descriptor();
     end_of_net_is_no_end_of_a_stream_of_which_bytes_are_missing();
     end_of_net_waits_for_a_peer_that_reads();
     std::printf("%d failures\n", failures);

@@ -58,8 +58,8 @@ struct spinio_net_options {
     uint32_t reserved;       /* 0 */
     uint32_t threads;        /* that make the system calls of streams, at most 64; default SPINIO_NET_THREADS, or by processors */
     uint32_t reserved2;      /* 0 */
-    uint32_t linger_ms;      /* a closed socket whose peer has taken nothing for so long is given up if another socket needs its rings;
-                                default 30000 */
+    uint32_t linger_ms;      /* a closed socket whose peer has taken nothing for so long, or not all for ten times as long, is given up if
+                                another socket needs its rings or its descriptor; default 30000 */
     uint32_t last_linger_ms; /* the same of all sockets, once the net is closed; default 1000 */
     uint32_t reserved3;      /* 0 */
 };

@@ -18,6 +18,7 @@ use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 
 use super::Proxy;
 use super::caller::{Caller, failed};
+use super::closed::is_no_room;
 use super::control::with_address;
 use super::sockets::{Accept, DGRAM, State};
 use super::time_limits::deadline_of;
@@ -68,12 +69,16 @@ impl Proxy {
             if !calls && watch.set == 0 {
                 return;
             }
-            let has_room = self.sockets.has_room(kind) || self.has_connection(index) && self.make_room(kind, now);
-            if !has_room || !calls && !self.has_room_in_set(watch.set) {
+            // The set first: no closed socket is given up for a connection that is not accepted.
+            let is_wanted = calls || self.has_room_in_set(watch.set);
+            let has_room = |proxy: &mut Proxy| {
+                proxy.sockets.has_room(kind) || proxy.has_connection(index) && proxy.make_room(kind, now)
+            };
+            if !is_wanted || !has_room(self) {
                 // Connections wait in the Linux kernel's backlog until a descriptor is closed, or events are taken.
                 return self.postpone(index);
             }
-            match self.next_connection(index) {
+            match self.with_room(now, |proxy| proxy.next_connection(index)) {
                 Ok(Held { fd, peer, place, .. }) => {
                     let fd = fd.into_fd();
                     if is_inet(domain) {
@@ -109,7 +114,7 @@ impl Proxy {
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return,
                 // No descriptors or no memory: the connection is still there, and so is the event.
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => return self.postpone(index),
+                Err(errno) if is_no_room(errno) => return self.postpone(index),
                 Err(errno) => return self.cancel_calls(index, errno),
             }
         }

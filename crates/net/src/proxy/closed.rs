@@ -1,5 +1,6 @@
 //! Sockets that kernels have closed: which of them linger, and which are given up, for another one or at the end of the net.
 
+use spinio_sys::Errno;
 use spinio_sys::linux::socket;
 
 use super::Proxy;
@@ -18,18 +19,56 @@ impl Socket {
         self.closing = Some(linger);
         over
     }
+
+    fn is_late(&mut self, now: u64, limit: u64) -> bool {
+        self.closing.is_some_and(|linger| linger.is_late(now, limit))
+    }
+}
+
+/// Whether Linux has no descriptor or no memory left.
+pub(super) fn is_no_room(errno: Errno) -> bool {
+    matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
 }
 
 impl Proxy {
-    /// Whether there is room for one more socket. Closed ones whose peers have taken nothing for long are given up for it.
+    /// Whether there is room for one more socket. Closed ones are given up for it.
     pub(super) fn make_room(&mut self, kind: u16, now: u64) -> bool {
         while !self.sockets.has_room(kind) {
-            let (sockets, limit) = (&mut self.sockets, self.linger.open);
-            self.closing.retain(|index| sockets.at(index).is_some_and(|socket| socket.closing.is_some()));
-            let stalled = |index: &u32| sockets.at(*index).is_some_and(|socket| socket.has_stalled(now, limit));
-            let Some(index) = self.closing.iter().find(stalled) else { return false };
-            self.abandon(index);
+            if !self.give_up_one(now) {
+                return false;
+            }
         }
+        true
+    }
+
+    /// Makes a call of Linux that takes a descriptor or memory, for which closed sockets are given up.
+    pub(super) fn with_room<T>(
+        &mut self,
+        now: u64,
+        mut call: impl FnMut(&mut Proxy) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        loop {
+            match call(self) {
+                Err(errno) if is_no_room(errno) && self.give_up_one(now) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Gives up a closed socket whose peer takes nothing or too little, if there is one.
+    fn give_up_one(&mut self, now: u64) -> bool {
+        let (sockets, limit) = (&mut self.sockets, self.linger.open);
+        self.closing.retain(|index| sockets.at(index).is_some_and(|socket| socket.closing.is_some()));
+        let mut is_given_up = |index: &u32, is: fn(&mut Socket, u64, u64) -> bool| {
+            sockets.at(*index).is_some_and(|socket| is(socket, now, limit))
+        };
+        let stalled = self.closing.iter().find(|index| is_given_up(index, Socket::has_stalled));
+        // The first one is the one that was closed first.
+        let Some(index) = stalled.or_else(|| self.closing.iter().find(|index| is_given_up(index, Socket::is_late)))
+        else {
+            return false;
+        };
+        self.abandon(index);
         true
     }
 
@@ -40,6 +79,17 @@ impl Proxy {
             let limit = if ending { limits.ending } else { limits.open };
             (ending || socket.kind == DGRAM) && socket.has_stalled(now, limit)
         })
+    }
+
+    /// At the end of the net: closed sockets whose peers take nothing are given up, and those that have ended are forgotten.
+    pub(super) fn end_closed(&mut self, now: u64) {
+        for index in self.closing.take_all() {
+            if self.has_lingered(index, now) {
+                self.abandon(index);
+            } else if self.sockets.at(index).is_some_and(|socket| socket.closing.is_some()) {
+                self.closing.push(index);
+            }
+        }
     }
 
     /// The net is closed: all its sockets are, and the proxy ends once what they have is sent.

@@ -78,7 +78,7 @@ impl Proxy {
         if !self.make_room(kind, now) {
             return Err(Errno::NOBUFS);
         }
-        let fd = socket::new_socket(domain, kind)?;
+        let fd = self.with_room(now, |_| socket::new_socket(domain, kind))?;
         if is_inet(domain) && kind == STREAM {
             let _ = socket::reuse_address(fd);
         }

@@ -39,7 +39,8 @@ impl Proxy {
         if self.stopped {
             return Err(self.refusal);
         }
-        let own = self.closer.own(place.duplicate()?.into_fd());
+        let own = self.with_room(now, |_| place.duplicate())?;
+        let own = self.closer.own(own.into_fd());
         let fd = own.fd();
         let SocketKind { domain, kind, protocol, listening } = socket_kind(fd)?;
         if domain != AF_UNIX && !is_inet(domain) {
@@ -66,6 +67,9 @@ impl Proxy {
         let index = descriptor.index;
         // Not before: the program keeps a socket that is refused, as it is.
         if let Err(errno) = set_nonblocking(fd, true) {
+            if domain == AF_UNIX && !refused_rights {
+                let _ = rights::pass_rights(fd, true);
+            }
             self.remove(index);
             return Err(errno);
         }
@@ -158,6 +162,10 @@ impl Proxy {
         }
         self.set_error(index, Errno::BADF.raw_os_error() as u16);
         self.cancel_calls(index, Errno::BADF);
+        let _ = socket::epoll_remove(self.epoll.0, fd);
+        // Not by the closer, which may have others before: the connection would not end with the program's descriptor. It is not the last
+        // one, so this close does not wait.
+        drop(self.sockets.at(index).and_then(|socket| socket.fd.take()));
         self.remove(index);
         Ok(unread)
     }

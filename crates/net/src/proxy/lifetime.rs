@@ -82,7 +82,6 @@ impl Proxy {
         // The address of a datagram socket is free at once, as for a program.
         if socket.state == State::Connected && (socket.kind == STREAM || socket.send_ring.pending() > 0) {
             self.closing.push(index);
-            self.postpone(index);
             self.heat(index);
         } else {
             self.end(index);
@@ -97,7 +96,8 @@ impl Proxy {
         }
         if socket.send_ring.pending() == 0 && socket.transfers.is_empty() {
             self.end(index);
-        } else {
+        } else if socket.kind != STREAM {
+            // No event tells when the peer of datagrams has room. Streams go on with EPOLLOUT, or when the worker of a file has ended.
             self.postpone(index);
         }
     }

@@ -2,9 +2,13 @@
 //!
 //! ```text
 //!   the peer takes bytes ──> it stays                       nothing for the limit, and
-//!                                ├ another socket needs its rings, or its datagrams hold an address ──> given up
+//!                                ├ another socket needs its place, or its datagrams hold an address ──> given up
 //!                                └ the net is closed ──────────────────────────────────────────────────> given up
+//!                            for ten limits, if another socket needs its place ────────────────────────> given up
 //! ```
+//!
+//! Its place are its rings, and where Linux has none left its descriptor. A peer that takes a byte now and then would else keep them as
+//! long as it likes.
 //!
 //! A connection of TCP that is given up is reset: its peer learns that bytes are missing, where an end of the stream would say that all
 //! have come.
@@ -24,13 +28,17 @@ pub(crate) struct LingerLimits {
 /// What was left for the peer of a closed socket when it was last looked at.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linger {
+    closed: u64,
     since: u64,
     left: u64,
 }
 
+/// So many limits a peer may take for all, if another socket needs the place.
+const LIMITS_FOR_ALL: u64 = 10;
+
 impl Linger {
     pub(super) const fn new(now: u64, left: u64) -> Linger {
-        Linger { since: now, left }
+        Linger { closed: now, since: now, left }
     }
 
     /// Whether the peer has taken nothing for so long. What is left is asked for only once the limit has passed, so it is noticed up to
@@ -45,6 +53,11 @@ impl Linger {
             self.since = now;
         }
         !moved
+    }
+
+    /// Whether the peer has had the time for all that a slow one gets.
+    pub(super) const fn is_late(&self, now: u64, limit: u64) -> bool {
+        now.saturating_sub(self.closed) > limit.saturating_mul(LIMITS_FOR_ALL)
     }
 }
 
@@ -62,5 +75,15 @@ mod tests {
         assert!(
             !linger.is_over(1000, 10, || 10) && !linger.is_over(1010, 10, || 10) && linger.is_over(1011, 10, || 10)
         );
+    }
+
+    #[test]
+    fn peer_that_takes_a_byte_now_and_then_is_late_after_ten_limits() {
+        let mut linger = Linger::new(100, 50);
+        for now in (111..=200).step_by(11) {
+            assert!(!linger.is_over(now, 10, || 50 - now / 11) && !linger.is_late(now, 10));
+        }
+        assert!(!linger.is_late(200, 10) && linger.is_late(201, 10));
+        assert!(!linger.is_late(u64::MAX, u64::MAX), "no limit is passed");
     }
 }

@@ -184,9 +184,9 @@ pub(crate) struct Proxy {
     /// Empty between two passes; it keeps its memory.
     stream_ios: Vec<StreamIo>,
     hot_streams: Vec<u32>,
-    /// Sockets that wait for room or time: listeners without room, full rings, refused connects, closed ones.
+    /// Sockets that wait for room or time: listeners without room, full rings, refused connects, closed ones with datagrams.
     later: IndexQueue,
-    /// Closed sockets whose peers have not taken everything, or had not.
+    /// Closed sockets whose peers have not taken everything, or had not; the one that was closed first is the first.
     closing: IndexQueue,
     /// Sockets with a sendfile that was cancelled while a worker sends.
     cancelled: IndexQueue,
@@ -297,7 +297,7 @@ impl Proxy {
         let Some(since) = self.ending else { return false };
         let took = now.saturating_sub(since);
         let working = self.files.as_ref().is_some_and(Files::is_working) && took <= self.linger.ending;
-        let sent = self.hot.is_empty() && self.later.is_empty();
+        let sent = self.hot.is_empty() && self.later.is_empty() && self.closing.is_empty();
         // A peer that takes a little now and then does not keep the net.
         sent && !working || took > self.linger.ending.max(self.linger.open)
     }
@@ -376,6 +376,9 @@ impl Proxy {
         self.end_late_channels(now);
         self.end_late_announced(now);
         self.end_cancelled(now);
+        if self.ending.is_some() {
+            self.end_closed(now);
+        }
         for index in self.later.take_all() {
             if self.has_lingered(index, now) {
                 self.abandon(index);
