@@ -3,6 +3,8 @@
 #include "net_echo.h"
 #include "net_granule.h"
 
+#include <sys/resource.h>
+
 // Longer than a test waits for an answer.
 static const linger long_linger = {1, 150};
 
@@ -141,7 +143,7 @@ static void connections_of_an_adopted_listener_that_lingers()
 __global__ void receive_ten(net::Handle handle, int s, int64_t *out)
 {
     __shared__ char bytes[10];
-    net::set_timeout(net::block(), handle, s, 60000000000, 0);
+    net::set_timeout(net::block(), handle, s, 300000000000, 0);
     out[0] = net::recv(net::block(), handle, s, bytes, sizeof bytes);
 }
 
@@ -201,23 +203,57 @@ static void descriptors_with_bytes_of_adopted_sockets()
 
 __global__ void close_one(net::Handle handle, int s, int64_t *out) { out[0] = net::close(net::block(), handle, s); }
 
-// The ring has no room for the bytes with which they come: they end with the socket.
+static void close_in_kernel(const EchoNet &net, const Stream &stream, int s)
+{
+    spinio::launch_resident_on(stream.stream, close_one, 1, 32, net.handle, s, net.words + 8);
+    stream.wait();
+    CHECK(net.words[8] == 0);
+}
+
+// A close that waits, with the net: the ring has no room for the bytes with which a descriptor comes, so that it ends with the socket.
+struct WaitingClose : Lingering {
+    int sender;
+
+    WaitingClose(const EchoNet &net, const Stream &stream)
+    {
+        int ends[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+        std::string much(20000, 'x');
+        CHECK(send(ends[0], much.data(), much.size(), 0) == ssize_t(much.size()));
+        CHECK(give(ends[0], "x"));
+        int s = spinio_net_adopt(net.net, ends[1]);
+        CHECK(s > 0);
+        close_in_kernel(net, stream, s);
+        sender = ends[0];
+    }
+    ~WaitingClose() { close(sender); }
+};
+
 static void descriptors_with_bytes_that_are_not_received()
 {
     EchoNet net;
     Stream stream;
+    WaitingClose waits(net, stream);
+    net.answers();
+}
+
+// The program's descriptor is the only one then.
+static void released_socket_ends_when_the_program_closes_it()
+{
+    EchoNet net;
+    Stream stream;
+    WaitingClose waits(net, stream);
     int ends[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
-    std::string much(20000, 'x');
-    CHECK(send(ends[0], much.data(), much.size(), 0) == ssize_t(much.size()));
-    Lingering lingering;
-    CHECK(lingering.give(ends[0], "x"));
+    timeval limit = {60, 0};
+    CHECK(!setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
     int s = spinio_net_adopt(net.net, ends[1]);
     CHECK(s > 0);
-    spinio::launch_resident_on(stream.stream, close_one, 1, 32, net.handle, s, net.words + 8);
-    stream.wait();
-    CHECK(net.words[8] == 0);
-    net.answers();
+    char bytes[16];
+    size_t unread = 0;
+    int released = spinio_net_release(net.net, s, bytes, sizeof bytes, &unread);
+    CHECK(released >= 0 && unread == 0 && !close(released));
+    CHECK(recv(ends[0], bytes, 1, 0) == 0);
     close(ends[0]);
 }
 
@@ -261,6 +297,27 @@ static void descriptors_at_a_door_that_is_closed()
         close(channel);
 }
 
+// The net has no number for the connections that wait there.
+static void descriptors_at_a_door_that_is_closed_while_the_table_is_full()
+{
+    EchoNet net;
+    Stream stream;
+    std::string name;
+    int listening = listener(net, "tcp://127.0.0.1:0", name), channel = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    Lingering lingering;
+    rlimit before, none;
+    CHECK(!getrlimit(RLIMIT_NOFILE, &before));
+    none = before;
+    none.rlim_cur = 3;
+    CHECK(!setrlimit(RLIMIT_NOFILE, &none));
+    door_socket(name, false, channel);
+    CHECK(lingering.give(channel, packet(1)));
+    close_in_kernel(net, stream, listening);
+    net.answers();
+    CHECK(!setrlimit(RLIMIT_NOFILE, &before));
+    close(channel);
+}
+
 // A file is no socket: nothing is asked of it.
 static void file_at_a_door()
 {
@@ -281,8 +338,10 @@ int main()
     descriptors_with_bytes();
     descriptors_with_bytes_of_adopted_sockets();
     descriptors_with_bytes_that_are_not_received();
+    released_socket_ends_when_the_program_closes_it();
     descriptors_at_a_door();
     descriptors_at_a_door_that_is_closed();
+    descriptors_at_a_door_that_is_closed_while_the_table_is_full();
     file_at_a_door();
     std::printf("%d failures\n", failures);
     return failures != 0;

@@ -19,14 +19,13 @@
     return std::string(reinterpret_cast<char *>(words), sizeof words) + name;
 }
 
-[[maybe_unused]] static int door_socket(const std::string &address, bool listens)
+[[maybe_unused]] static int door_socket(const std::string &address, bool listens, int s = socket(AF_UNIX, SOCK_SEQPACKET, 0))
 {
     std::string name = "spinio-net-2/" + address;
     sockaddr_un at = {};
     at.sun_family = AF_UNIX;
     std::memcpy(at.sun_path + 1, name.data(), name.size());
     auto length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-    int s = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     if (listens)
         CHECK(!bind(s, reinterpret_cast<sockaddr *>(&at), length) && !listen(s, 8));
     else

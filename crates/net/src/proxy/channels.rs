@@ -5,6 +5,8 @@
 //!   granule: kernel and program use it ── both have left ──> free, for the same process, or for any once that has ended
 //! ```
 
+use std::sync::Arc;
+
 use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::Place;
 use spinio_sys::Errno;
@@ -87,15 +89,19 @@ pub(super) struct Shared {
     pub(super) peer_size_log2: u32,
 }
 
-/// Closes a listening socket of UNIX with a name that is free at once. Connections that wait there may have brought descriptors.
+/// Closes a listening socket of UNIX with a name that is free at once, unless the table is full. Connections that wait there may have
+/// brought descriptors.
 pub(super) fn close_listener(fd: SocketFd, closer: &Closer) {
     // No more come.
     let _ = socket::shutdown(fd.0, 2);
     loop {
         match socket::accept(fd.0) {
             Ok((waiting, _)) => drop(closer.own(waiting)),
-            Err(Errno::INTR) => {}
-            Err(_) => return,
+            Err(Errno::INTR | Errno::CONNABORTED) => {}
+            // None waits.
+            Err(Errno::INVAL | Errno::AGAIN) => return,
+            // Those that wait are closed with it.
+            Err(_) => return closer.close(Arc::new(fd)),
         }
     }
 }

@@ -206,6 +206,18 @@ pub fn wait_for_nothing(fd: Fd) -> Result<()> {
     set(fd, SOL_SOCKET.into(), SO_RCVLOWAT, &[1])
 }
 
+/// `close` does not wait for what is unsent. One that resets the connection stays so. ENOTSOCK: nothing is asked of a file.
+pub fn close_without_wait(fd: Fd) -> Result<()> {
+    let (mut linger, mut len) = ([0_i32; 2], size_of::<[i32; 2]>() as u32);
+    let (value, len) = (linger.as_mut_ptr() as usize, &raw mut len as usize);
+    // SAFETY: both live across the call.
+    unsafe { syscall(k::__NR_getsockopt, [fd as usize, SOL_SOCKET.into(), SO_LINGER, value, len, 0]) }?;
+    if linger[0] == 0 || linger[1] == 0 {
+        return Ok(());
+    }
+    set(fd, SOL_SOCKET.into(), SO_LINGER, &[0, 0])
+}
+
 fn set(fd: Fd, level: usize, name: usize, value: &[i32]) -> Result<()> {
     let args = [fd as usize, level, name, value.as_ptr() as usize, size_of_val(value), 0];
     // SAFETY: the slice lives across the call.
