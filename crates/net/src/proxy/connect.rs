@@ -42,7 +42,7 @@ impl Proxy {
                     let (bytes, len) = request.address.bytes();
                     let deadline = deadline_of(request.time_limit, now);
                     socket.connect = Some(Connect { caller: Some(caller), deadline, to: bytes[..len].to_vec() });
-                    socket.meeting.since = None;
+                    (socket.meeting.since, socket.meeting.kept) = (None, None);
                     if std::mem::take(&mut socket.connect_error) != 0 {
                         self.set_error(descriptor.index, Errno::NOTCONN.raw_os_error() as u16);
                     }

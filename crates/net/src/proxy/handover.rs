@@ -26,6 +26,7 @@ use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblocking, socket_kind};
 
 use super::Proxy;
+use super::kept::Kept;
 use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
 use crate::socket_fd::Place;
 
@@ -73,6 +74,7 @@ impl Proxy {
             // Descriptors may have come before.
             (socket.adopted, socket.takes_rights) = (true, domain == AF_UNIX);
             socket.refused_rights = refused_rights;
+            socket.meeting.kept = Some(Kept::Adopted);
         }
         let _ = socket::wait_for_nothing(fd);
         if kind == DGRAM && connected {
