@@ -19,7 +19,7 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{Place, Told, next_generation};
 use spinio_sys::linux::socket::{AF_UNIX, SocketAddress};
 
-use crate::proxy::Kept;
+use crate::kept::Kept;
 use crate::socket_fd::ForeignFd;
 
 /// The end of a connection inside the net that a socket is.

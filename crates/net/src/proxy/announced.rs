@@ -24,10 +24,10 @@ use super::Proxy;
 use super::announcement::{Announced, Stage};
 use super::channels::{ANNOUNCED, TAG};
 use super::imports::Found;
-use super::kept::Kept;
 use super::rings::Slot;
 use super::sockets::STREAM;
 use crate::door::{self, PATIENCE_NS};
+use crate::kept::Kept;
 use crate::socket_fd::{ForeignFd, SocketFd};
 use crate::{NetAddress, handshake};
 

@@ -18,6 +18,7 @@ use super::Proxy;
 use super::caller::{Caller, failed};
 use super::sockets::{Connect, DGRAM, STREAM, State};
 use super::time_limits::deadline_of;
+use crate::kept::Kept;
 
 impl Proxy {
     pub(super) fn connect(&mut self, request: &Request, caller: Caller, now: u64) {
@@ -157,5 +158,20 @@ impl Proxy {
         }
         self.end_connect(index, connect, errno);
         self.pace.gave(now);
+    }
+
+    /// A connection stays with Linux, for this reason, which is counted.
+    pub(super) fn keep(&mut self, index: u32, kept: Kept) {
+        if let Some(counter) = kept.counter(&self.counters) {
+            counter.add(1);
+        }
+        self.note_kept(index, kept);
+    }
+
+    /// The same of one that nothing counts, or that may still be upgraded in another way.
+    pub(super) fn note_kept(&mut self, index: u32, kept: Kept) {
+        if let Some(socket) = self.sockets.at(index) {
+            socket.meeting.kept = Some(kept);
+        }
     }
 }

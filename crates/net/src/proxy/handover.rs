@@ -26,8 +26,8 @@ use spinio_sys::linux::socket::{self, AF_UNIX, is_inet};
 use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblocking, socket_kind};
 
 use super::Proxy;
-use super::kept::Kept;
 use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
+use crate::kept::Kept;
 use crate::socket_fd::Place;
 
 const TCP: u32 = 6;

@@ -20,8 +20,8 @@ use spinio_sys::linux::socket::{self, AF_UNIX, SocketAddress};
 use spinio_sys::linux::socket_move::set_nonblocking;
 
 use super::Proxy;
-use super::kept::Kept;
 use super::sockets::{STREAM, State};
+use crate::kept::Kept;
 use crate::meet::{End, Held, are_ends, is_abstract, may_lead_to};
 
 /// How long a client that Linux has connected waits for its other end.

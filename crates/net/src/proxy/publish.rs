@@ -24,9 +24,9 @@ use super::Proxy;
 use super::announcement::Announced;
 use super::caller::Caller;
 use super::channels::Shared;
-use super::kept::Kept;
 use super::sockets::{DGRAM, SEQPACKET, STREAM, Socket, State};
 use crate::NetAddress;
+use crate::kept::Kept;
 
 /// Between two texts, at least.
 const PUBLISH_NS: u64 = 250_000_000;

@@ -31,11 +31,11 @@ use spinio_sys::{Errno, injection_point};
 
 use super::Proxy;
 use super::channels::{ANNOUNCED, Channel, DOOR, Door, Stage, TAG};
-use super::kept::Kept;
 use super::rings::Slot;
 use super::sockets::STREAM;
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
+use crate::kept::Kept;
 use crate::meet::Held;
 use crate::socket_fd::{Closer, ForeignFd, SocketFd};
 

@@ -2,7 +2,6 @@
 
 use spinio_ring::granule::Refusal;
 
-use super::Proxy;
 use crate::counters::{Counter, Counters};
 
 /// What kept a connection with Linux.
@@ -28,7 +27,7 @@ pub(crate) enum Kept {
 
 impl Kept {
     /// One word for tables: the counter's name has it too, where there is one.
-    pub(super) const fn word(self) -> &'static str {
+    pub(crate) const fn word(self) -> &'static str {
         match self {
             Kept::Plain => "plain",
             Kept::Type => "type",
@@ -44,7 +43,7 @@ impl Kept {
         }
     }
 
-    pub(super) const fn sentence(self) -> &'static str {
+    pub(crate) const fn sentence(self) -> &'static str {
         match self {
             Kept::Plain => {
                 "the other end has a plain socket: a program without spinio_socket_connect(), or another machine"
@@ -64,7 +63,7 @@ impl Kept {
         }
     }
 
-    const fn counter(self, counters: &Counters) -> Option<&Counter> {
+    pub(crate) const fn counter(self, counters: &Counters) -> Option<&Counter> {
         match self {
             Kept::Setting => Some(&counters.kept_by_setting),
             Kept::Memory => Some(&counters.kept_by_memory),
@@ -84,23 +83,6 @@ impl From<Refusal> for Kept {
             Refusal::Memory => Kept::Granules,
             Refusal::Backlog => Kept::Backlog,
             Refusal::Setting => Kept::Setting,
-        }
-    }
-}
-
-impl Proxy {
-    /// A connection stays with Linux, for this reason, which is counted.
-    pub(super) fn keep(&mut self, index: u32, kept: Kept) {
-        if let Some(counter) = kept.counter(&self.counters) {
-            counter.add(1);
-        }
-        self.note_kept(index, kept);
-    }
-
-    /// The same of one that nothing counts, or that may still be upgraded in another way.
-    pub(super) fn note_kept(&mut self, index: u32, kept: Kept) {
-        if let Some(socket) = self.sockets.at(index) {
-            socket.meeting.kept = Some(kept);
         }
     }
 }
