@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!   $XDG_RUNTIME_DIR/spinio/4711.net ...   a text in JSON, locked by its process (crates/net/src/proxy/publish.rs)
-//!      └─> a line for each socket, and one for each group that has waited for longer than a second
+//!      └─> a line for each socket, with the reason of its transport; what the reasons mean; what connections stayed with Linux for;
+//!          a line for each group that has waited for longer than a second
 //! ```
 //!
 //! No process is asked: a stopped one is shown too, as it was when it last wrote.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs::File;
 use std::io::Read;
@@ -116,6 +118,8 @@ fn render(paint: &OutputStyle, nets: &[Value]) -> String {
         } else {
             let _ = writeln!(text, "{}", table::text(&sockets_table(paint, sockets)));
         }
+        text += &reasons(sockets);
+        text += &kept(&net["connections"]);
         for set in net["sets"].as_array().into_iter().flatten() {
             let name = format!("event set {}", number(&set["set"]));
             text += &waits(&set["waits"], &name);
@@ -131,7 +135,7 @@ fn render(paint: &OutputStyle, nets: &[Value]) -> String {
 }
 
 fn sockets_table(paint: &OutputStyle, sockets: &[Value]) -> comfy_table::Table {
-    let head = ["socket", "type", "state", "unread", "unsent", "of", "set", "via", "local", "peer"];
+    let head = ["socket", "type", "state", "unread", "unsent", "of", "set", "via", "why", "local", "peer"];
     let mut table = table::new(paint, &head);
     for socket in sockets {
         let bytes = |key: &str| format::bytes(number(&socket[key]));
@@ -145,12 +149,43 @@ fn sockets_table(paint: &OutputStyle, sockets: &[Value]) -> comfy_table::Table {
             Cell::new(bytes("ring_bytes")),
             Cell::new(if set == 0 { "-".to_owned() } else { set.to_string() }),
             Cell::new(word(&socket["transport"])),
+            Cell::new(why(socket)),
             Cell::new(or_star(word(&socket["local"]))),
             Cell::new(or_star(word(&socket["peer"]))),
         ]);
     }
     table::align_columns(&mut table, &[0, 3, 4, 5, 6]);
     table
+}
+
+/// The reason of a socket's transport in a word, and the process at the other end of shared memory.
+fn why(socket: &Value) -> String {
+    match (socket["why"].as_str(), number(&socket["peer_process"])) {
+        (None | Some(""), _) => "-".to_owned(),
+        (Some(_), 0) => word(&socket["why"]),
+        (Some(_), process) => format!("{} {process}", word(&socket["why"])),
+    }
+}
+
+/// What the words of the column mean, those that are there.
+fn reasons(sockets: &[Value]) -> String {
+    let mut words = BTreeMap::new();
+    for socket in sockets.iter().filter(|socket| socket["why"].as_str().is_some_and(|why| !why.is_empty())) {
+        words.insert(word(&socket["why"]), word(&socket["reason"]));
+    }
+    words.iter().fold(String::new(), |text, (why, reason)| text + &format!("  {why}: {reason}\n"))
+}
+
+/// How many connections could have left Linux and did not, by reason, since the net was opened.
+fn kept(connections: &Value) -> String {
+    let counts = connections.as_object().into_iter().flatten();
+    let counts = counts.filter_map(|(name, count)| Some((name.strip_prefix("kept_by_")?, number(count))));
+    let counts: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+    if counts.is_empty() {
+        return String::new();
+    }
+    let listed: Vec<_> = counts.iter().map(|(why, count)| format!("{} {count}", format::printable(why))).collect();
+    format!("  stayed with Linux since the net was opened: {}\n", listed.join(", "))
 }
 
 /// A line for each group that has waited for long.
@@ -200,9 +235,14 @@ mod tests {
             "process": 7, "device": "emulated:0", "stopped": false,
             "sockets": [
                 {"socket": 65536, "type": "tcp", "state": "ESTAB", "local": "127.0.0.1:80", "peer": "\u{1b}[2J",
-                 "transport": "kernel", "unread": 5, "unsent": 0, "ring_bytes": 65536, "set": 0, "errno": 0,
+                 "transport": "kernel", "why": "plain", "reason": "a plain socket", "peer_process": 0, "unread": 5, "unsent": 0, "ring_bytes": 65536, "set": 0, "errno": 0,
                  "waits": [wait("send", 64, 1_000_000_000), wait("recv", 0, 9_500_000_000), wait("reserve", 0, 2_000_000_000)]},
+                {"socket": 65537, "type": "u_str", "state": "ESTAB", "local": "", "peer": "", "transport": "shared", "why": "program",
+                 "reason": "a program", "peer_process": 4711, "unread": 0, "unsent": 0, "ring_bytes": 0, "set": 0, "errno": 0, "waits": []},
+                {"socket": 65538, "type": "tcp", "state": "LISTEN", "local": "", "peer": "", "transport": "kernel", "why": "", "reason": "",
+                 "peer_process": 0, "unread": 0, "unsent": 0, "ring_bytes": 0, "set": 0, "errno": 0, "waits": []},
             ],
+            "connections": {"upgraded": 4, "kept_by_memory": 3, "kept_by_name": 0, "kept_by_time": 1},
             "sets": [{"set": 1, "waits": [wait("wait", 0, 0)]}],
         });
         let text = render(&OutputStyle { colour: false, width: 120 }, &[with_seconds(net, 10_000_000_000)]);
@@ -214,6 +254,11 @@ mod tests {
         );
         assert!(text.contains("has kept what reserve gave it of socket 65536 for 8"), "{text}");
         assert!(text.contains("in wait of event set 1") && !text.contains("in recv"), "{text}");
+        let row = |start: &str| text.lines().find(|line| line.trim_start().starts_with(start)).unwrap();
+        assert!(row("65536").contains(" plain ") && row("65537").contains(" program 4711 "), "{text}");
+        assert!(row("65538").contains(" kernel   - "), "a socket that listens has no reason: {text}");
+        assert_eq!((row("plain:"), row("program:")), ("  plain: a plain socket", "  program: a program"));
+        assert!(text.contains("  stayed with Linux since the net was opened: memory 3, time 1\n"), "{text}");
         assert!(render(&OutputStyle { colour: false, width: 80 }, &[]).starts_with("no process has a net"));
     }
 }

@@ -29,6 +29,7 @@ mod error;
 mod granules;
 mod handshake;
 mod importer;
+mod kept;
 mod mapped_granule;
 mod meet;
 mod memory;

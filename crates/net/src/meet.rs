@@ -19,6 +19,7 @@ use spinio_ring::layout::Descriptor;
 use spinio_ring::peer::{Place, Told, next_generation};
 use spinio_sys::linux::socket::{AF_UNIX, SocketAddress};
 
+use crate::kept::Kept;
 use crate::socket_fd::ForeignFd;
 
 /// The end of a connection inside the net that a socket is.
@@ -37,6 +38,8 @@ pub(crate) struct Held {
     pub(crate) place: Option<Place>,
     /// It is not known yet whether the program will: the channel that tells.
     pub(crate) undecided: Option<u32>,
+    /// Why it goes through Linux.
+    pub(crate) kept: Option<Kept>,
 }
 
 /// What a socket has to do with connections inside the net.
@@ -50,6 +53,8 @@ pub(crate) struct Meeting {
     pub(crate) named: bool,
     /// It connects, or is connected, to another net, with this channel.
     pub(crate) announced: Option<u32>,
+    /// Why its bytes go through Linux, once that is known.
+    pub(crate) kept: Option<Kept>,
     /// It connects, and waits for the other end since this time.
     pub(crate) since: Option<u64>,
     /// Of a listening socket: its name, its backlog, and what waits there.

@@ -143,7 +143,7 @@ fn io_uring() -> Fact {
 
 fn unshare_fd_table() -> Fact {
     let name = "private descriptors";
-    let without = "SPIN works without worker threads";
+    let without = "SPIN works without worker threads, and kernels have no sockets";
     match FdTableRoot::new() {
         Ok(_) => Fact::new(GROUP, name, State::Found, "worker threads get an unshared fd table"),
         Err(FdTableError::Unshare(e)) => {

@@ -8,6 +8,7 @@
 //!   p2p.rs       which devices publish memory for peer-to-peer, which drives reach it
 //!   nvidia.rs    driver, GPUs, what their driver allows
 //!   net.rs       sockets of kernels: what would wait for one that serves
+//!   transports.rs  and how their bytes can go
 //! ```
 //!
 //! Nothing is inferred from a version: what can be tried is tried. A fact that is not as good as it could be has a
@@ -20,6 +21,7 @@ mod p2p;
 mod process;
 mod spinio;
 mod storage;
+mod transports;
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -127,6 +129,7 @@ pub fn run(doctor: &Doctor) -> anyhow::Result<Exit> {
     p2p::collect(&mut facts);
     nvidia::collect(&mut facts);
     net::collect(&mut facts);
+    transports::collect(&mut facts);
     drop(wait);
     let text = match doctor.json {
         true => format!("{:#}\n", Value::Array(facts.iter().map(json_of).collect())),

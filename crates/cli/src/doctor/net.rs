@@ -1,10 +1,9 @@
-//! Sockets of kernels: what would wait for a kernel that serves, and what closes a transport.
+//! Sockets of kernels: what would wait for a kernel that serves. transports.rs: which transports are open.
 
 use std::net::{Ipv6Addr, TcpListener};
 
 use spinio_io::Settings;
 use spinio_plan::Route;
-use spinio_sys::{Errno, linux};
 
 use super::{Fact, State};
 
@@ -15,9 +14,9 @@ pub fn collect(facts: &mut Vec<Fact>) {
     let variable = |name: &str| std::env::var(name).ok();
     facts.push(lazy_loading(variable("CUDA_MODULE_LOADING").as_deref()));
     facts.push(launch_blocking(variable("CUDA_LAUNCH_BLOCKING").as_deref()));
+    facts.push(channels(variable("CUDA_DEVICE_MAX_CONNECTIONS").as_deref()));
     facts.push(routes(Settings::of_process()));
     facts.push(ipv6());
-    facts.push(adopt());
 }
 
 fn lazy_loading(value: Option<&str>) -> Fact {
@@ -32,7 +31,7 @@ fn lazy_loading(value: Option<&str>) -> Fact {
             State::Limited,
             "lazy: the first launch of a kernel waits for one that serves, for ever",
         )
-        .because("CUDA loads a kernel's module at its first launch, and loading waits for all running kernels")
+        .because("CUDA loads a kernel at its first launch (the default since CUDA 12.2), and loading waits for all running kernels")
         .cure("CUDA_MODULE_LOADING=EAGER; or cudaFuncGetAttributes() of every kernel before the server is launched"),
     }
 }
@@ -66,19 +65,24 @@ fn ipv6() -> Fact {
     }
 }
 
-/// Between two descriptor tables of one process, as `spinio_net_adopt` needs it.
-fn adopt() -> Fact {
-    let name = "adopt and release";
-    match linux::dup_from_thread(linux::gettid(), 0) {
-        Ok(fd) => {
-            let _ = linux::close(fd);
-            Fact::new(GROUP, name, State::Found, "sockets move between program and kernels")
+/// Channels of the hardware, below which work of one stream waits for that of another one.
+const CHANNELS: u32 = 8;
+
+fn channels(value: Option<&str>) -> Fact {
+    let name = "CUDA_DEVICE_MAX_CONNECTIONS";
+    match value.map(|value| value.trim().parse::<u32>()) {
+        None => Fact::new(GROUP, name, State::Found, "not set: 8 streams have a channel each"),
+        Some(Ok(count)) if count >= CHANNELS => {
+            Fact::new(GROUP, name, State::Found, format!("{count} streams have a channel each"))
         }
-        // Standard input may be closed: then the call has found out that it is.
-        Err(Errno::BADF) => Fact::new(GROUP, name, State::Found, "sockets move between program and kernels"),
-        Err(e) => Fact::new(GROUP, name, State::Absent, "sockets cannot move between program and kernels")
-            .because(format!("pidfd_getfd: {}", std::io::Error::from(e)))
-            .cure("in a container: --cap-add SYS_PTRACE, or a seccomp profile that allows pidfd_getfd"),
+        Some(_) => Fact::new(
+            GROUP,
+            name,
+            State::Limited,
+            "few: work of another stream may wait for a kernel that serves, for ever",
+        )
+        .because("streams that share a channel of the GPU run in its order")
+        .cure("unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to the number of streams, at least 8"),
     }
 }
 
@@ -96,5 +100,10 @@ mod tests {
         assert_eq!([None, Some("0")].map(|v| launch_blocking(v).state), [State::Found; 2]);
         assert_eq!(launch_blocking(Some("1")).state, State::Limited);
         assert_eq!(routes(&Settings::default()).state, State::Limited);
+        assert_eq!([None, Some("8"), Some("32")].map(|v| channels(v).state), [State::Found; 3]);
+        for value in ["1", "7", "", "many"] {
+            let fact = channels(Some(value));
+            assert!(fact.state == State::Limited && fact.cure.is_some(), "{value}");
+        }
     }
 }

@@ -79,7 +79,7 @@ impl Proxy {
                 return self.postpone(index);
             }
             match self.with_room(now, |proxy| proxy.next_connection(index)) {
-                Ok(Held { fd, peer, place, .. }) => {
+                Ok(Held { fd, peer, place, kept, .. }) => {
                     let fd = fd.into_fd();
                     if is_inet(domain) {
                         let _ = socket::no_delay(fd);
@@ -92,9 +92,10 @@ impl Proxy {
                     }
                     if let Ok(descriptor) = done {
                         self.counters.accepted.add(1);
-                        if let Some(socket) = self.sockets.get(descriptor).filter(|_| adopted) {
+                        if let Some(socket) = self.sockets.get(descriptor) {
+                            socket.meeting.kept = kept;
                             // Descriptors may have come before.
-                            socket.takes_rights |= domain == AF_UNIX;
+                            socket.takes_rights |= adopted && domain == AF_UNIX;
                         }
                         if !calls {
                             self.tell_new(watch, listener, descriptor);

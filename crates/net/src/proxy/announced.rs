@@ -13,7 +13,7 @@
 //! other kernel stores into memory of this device, that is used again only once the other net has closed the channel too.
 
 use spinio_host::settings::Settings;
-use spinio_ring::granule::{PACKET_BYTES, Packet, Refusal};
+use spinio_ring::granule::{PACKET_BYTES, Packet};
 use spinio_ring::layout::PEER_RING_LOG2;
 use spinio_ring::peer::{Place, Remote};
 use spinio_sys::linux::channel::send_packet;
@@ -27,6 +27,7 @@ use super::imports::Found;
 use super::rings::Slot;
 use super::sockets::STREAM;
 use crate::door::{self, PATIENCE_NS};
+use crate::kept::Kept;
 use crate::socket_fd::{ForeignFd, SocketFd};
 use crate::{NetAddress, handshake};
 
@@ -34,6 +35,8 @@ impl Proxy {
     /// Announces a socket that is about to connect, if another net listens there: it connects once that has answered.
     pub(super) fn announce(&mut self, index: u32, now: u64) -> bool {
         if !self.imports.is_enabled() || !Settings::of_process().net_upgrade {
+            let off = !self.pairs.is_enabled();
+            self.note_kept(index, if off { Kept::Setting } else { Kept::Device });
             return false;
         }
         let descriptor = self.sockets.descriptor(index);
@@ -47,10 +50,13 @@ impl Proxy {
         if door::candidates(&to).iter().any(|to| self.shared.has_door(&door::name(to))) {
             return false;
         }
-        let Ok(channel) = handshake::knock(&to) else { return false };
+        let Ok(channel) = handshake::knock(&to) else {
+            self.note_kept(index, Kept::Plain);
+            return false;
+        };
         let channel = self.closer.own(channel.into_fd());
         let Some(process) = door::process_of(channel.fd()) else {
-            self.counters.kept_by_user.add(1);
+            self.keep(index, Kept::User);
             return false;
         };
         if self.name_client(index, fd, &to).is_none() {
@@ -64,10 +70,8 @@ impl Proxy {
         if done.is_err() {
             let mut bytes = [0; PACKET_BYTES];
             let got = self.closer.receive_packet(channel.fd(), &mut bytes).ok();
-            match got.and_then(|(len, _)| handshake::refusal_of(&bytes[..len])) {
-                Some(refusal) => self.count_refusal(refusal),
-                None => self.counters.kept_by_time.add(1),
-            }
+            let refusal = got.and_then(|(len, _)| handshake::refusal_of(&bytes[..len]));
+            self.keep(index, refusal.map_or(Kept::Time, Kept::from));
             return false;
         }
         if number == self.announced.len() {
@@ -93,15 +97,6 @@ impl Proxy {
         true
     }
 
-    fn count_refusal(&self, refusal: Refusal) {
-        let counters = &self.counters;
-        match refusal {
-            Refusal::Memory => counters.kept_by_granules.add(1),
-            Refusal::Backlog => counters.kept_by_backlog.add(1),
-            Refusal::Setting => counters.kept_by_setting.add(1),
-        }
-    }
-
     /// Gives a socket that a kernel has not bound a name that the other net will see; None if it has none.
     fn name_client(&mut self, index: u32, fd: i32, to: &NetAddress) -> Option<()> {
         let name = socket::getsockname(fd).ok()?;
@@ -112,11 +107,14 @@ impl Proxy {
             if is_inet(to.family()) && all.is_some_and(|address| address.iter().any(|byte| *byte != 0)) {
                 return Some(());
             }
-            self.counters.kept_by_name.add(1);
+            self.keep(index, Kept::Name);
             return None;
         }
         // An address that is not this machine's cannot be bound.
-        socket::bind(fd, &handshake::own_name(to)).ok()?;
+        if socket::bind(fd, &handshake::own_name(to)).is_err() {
+            self.note_kept(index, Kept::Name);
+            return None;
+        }
         let socket = self.sockets.at(index)?;
         socket.meeting.named = true;
         socket.meeting.unnamed |= to.family() == AF_UNIX;
@@ -209,7 +207,7 @@ impl Proxy {
                 self.connect_again(index, now);
             }
             (Stage::Announced, Some(Packet::Refused(refusal))) => {
-                self.count_refusal(refusal);
+                self.keep(index, refusal.into());
                 self.stay_with_linux(number, now);
             }
             (Stage::Welcome, Some(Packet::Offer { size_log2, generation, first, peer })) => {
@@ -239,7 +237,7 @@ impl Proxy {
                     }
                     Found::Refused => self.withdraw(number, now),
                     Found::Full => {
-                        self.counters.kept_by_granules.add(1);
+                        self.keep(index, Kept::Granules);
                         self.stay_with_linux(number, now);
                     }
                 }
@@ -281,8 +279,7 @@ impl Proxy {
             }
             self.agree(number, now);
         } else {
-            self.counters.kept_by_granules.add(1);
-            self.stay_with_linux(number, now);
+            self.keep_announced(number, Kept::Granules, now);
         }
     }
 
@@ -363,8 +360,7 @@ impl Proxy {
                 return self.go(number, place, peer, now);
             }
         }
-        self.counters.kept_by_time.add(1);
-        self.stay_with_linux(number, now);
+        self.keep_announced(number, Kept::Time, now);
     }
 
     /// The other net has closed the channel.
@@ -383,7 +379,13 @@ impl Proxy {
             }
             return self.heat(index);
         }
-        self.counters.kept_by_time.add(1);
+        self.keep_announced(number, Kept::Time, now);
+    }
+
+    fn keep_announced(&mut self, number: u32, kept: Kept, now: u64) {
+        if let Some(Some(announced)) = self.announced.get(number as usize) {
+            self.keep(announced.socket.index, kept);
+        }
         self.stay_with_linux(number, now);
     }
 

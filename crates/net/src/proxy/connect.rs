@@ -18,6 +18,7 @@ use super::Proxy;
 use super::caller::{Caller, failed};
 use super::sockets::{Connect, DGRAM, STREAM, State};
 use super::time_limits::deadline_of;
+use crate::kept::Kept;
 
 impl Proxy {
     pub(super) fn connect(&mut self, request: &Request, caller: Caller, now: u64) {
@@ -42,7 +43,7 @@ impl Proxy {
                     let (bytes, len) = request.address.bytes();
                     let deadline = deadline_of(request.time_limit, now);
                     socket.connect = Some(Connect { caller: Some(caller), deadline, to: bytes[..len].to_vec() });
-                    socket.meeting.since = None;
+                    (socket.meeting.since, socket.meeting.kept) = (None, None);
                     if std::mem::take(&mut socket.connect_error) != 0 {
                         self.set_error(descriptor.index, Errno::NOTCONN.raw_os_error() as u16);
                     }
@@ -157,5 +158,20 @@ impl Proxy {
         }
         self.end_connect(index, connect, errno);
         self.pace.gave(now);
+    }
+
+    /// A connection stays with Linux, for this reason, which is counted.
+    pub(super) fn keep(&mut self, index: u32, kept: Kept) {
+        if let Some(counter) = kept.counter(&self.counters) {
+            counter.add(1);
+        }
+        self.note_kept(index, kept);
+    }
+
+    /// The same of one that nothing counts, or that may still be upgraded in another way.
+    pub(super) fn note_kept(&mut self, index: u32, kept: Kept) {
+        if let Some(socket) = self.sockets.at(index) {
+            socket.meeting.kept = Some(kept);
+        }
     }
 }

@@ -27,6 +27,7 @@ use spinio_sys::linux::socket_move::{SocketKind, send_descriptor, set_nonblockin
 
 use super::Proxy;
 use super::sockets::{DGRAM, SEQPACKET, STREAM, State};
+use crate::kept::Kept;
 use crate::socket_fd::Place;
 
 const TCP: u32 = 6;
@@ -77,6 +78,7 @@ impl Proxy {
             // Descriptors may have come before.
             (socket.adopted, socket.takes_rights) = (true, domain == AF_UNIX);
             socket.refused_rights = refused_rights;
+            socket.meeting.kept = Some(Kept::Adopted);
         }
         let _ = socket::wait_for_nothing(fd);
         if kind == DGRAM && connected {

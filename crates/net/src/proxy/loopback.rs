@@ -21,6 +21,7 @@ use spinio_sys::linux::socket_move::set_nonblocking;
 
 use super::Proxy;
 use super::sockets::{STREAM, State};
+use crate::kept::Kept;
 use crate::meet::{End, Held, are_ends, is_abstract, may_lead_to};
 
 /// How long a client that Linux has connected waits for its other end.
@@ -70,19 +71,19 @@ impl Proxy {
         let since = *socket.meeting.since.get_or_insert(now);
         let (Ok(own), Ok(peer)) = (socket::getsockname(fd), socket::getpeername(fd)) else { return false };
         let Some(listener) = self.listener_for(own.bytes(), peer.bytes()) else { return false };
-        let reason = loop {
+        let kept = loop {
             if !self.pairs.is_enabled() {
-                break &self.counters.kept_by_setting;
+                break Kept::Setting;
             }
             if is_unix && !is_abstract(own.bytes()) {
-                break &self.counters.kept_by_name;
+                break Kept::Name;
             }
             if !self.pairs.has_room() {
-                break &self.counters.kept_by_memory;
+                break Kept::Memory;
             }
-            let Some(at) = self.sockets.at(listener) else { break &self.counters.kept_by_name };
+            let Some(at) = self.sockets.at(listener) else { break Kept::Name };
             if at.meeting.held.len() >= at.meeting.backlog {
-                break &self.counters.kept_by_backlog;
+                break Kept::Backlog;
             }
             match self.accept_one(listener) {
                 Ok(held) => {
@@ -103,10 +104,10 @@ impl Proxy {
                     self.postpone(index);
                     return true;
                 }
-                Err(_) => break &self.counters.kept_by_name,
+                Err(_) => break Kept::Name,
             }
         };
-        reason.add(1);
+        self.keep(index, kept);
         false
     }
 
@@ -148,11 +149,17 @@ impl Proxy {
             }
             Place { second: true, ..place }
         });
-        let undecided = if place.is_none() { self.offer(listener, fd.fd(), &peer) } else { None };
+        let offered = if place.is_none() { self.offer(listener, fd.fd(), &peer).map(Some) } else { Ok(None) };
+        let (undecided, kept) = match offered {
+            Ok(undecided) => (undecided, None),
+            Err(_) if adopted => (None, Some(Kept::Adopted)),
+            Err(_) if !self.pairs.is_enabled() => (None, Some(Kept::Setting)),
+            Err(kept) => (None, Some(kept)),
+        };
         if undecided.is_some() && family_of(&peer) == AF_UNIX {
             held_peer = SocketAddress::unnamed_unix();
         }
-        Ok(Held { fd, peer: held_peer, place, undecided })
+        Ok(Held { fd, peer: held_peer, place, undecided, kept })
     }
 
     /// If the other end of an accepted connection is a client of this net, both become ends.

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   kernel ── waits for long, or has a span: its block, into a word of the socket and direction ──┐
-//!   proxy ── states, addresses, rings, calls that wait ───────────────────────────────────────────┴─ 4 times a second, if anything changed ──> file
+//!   proxy ── states, transports, rings, calls that wait ──────────────────────────────────────────┴─ 4 times a second, if anything changed ──> file
 //! ```
 //!
 //! The proxy does this in its own time: a text that takes long is made less often, so that it costs 1 part of 200 at most.
 //! Where no directory is private, or `SPINIO_STATS` is set, there is no file.
 //!
-//! Known flaws: a wait begins for the tools when the proxy sees it first, up to a quarter of a second late. Groups that wait for the
-//! other end of a connection inside the net are not shown.
+//! Known flaws: a wait begins for the tools when the proxy sees it first, up to a quarter of a second late. Of
+//! sockets whose bytes do not go through Linux, bytes and groups that wait for the other end are not shown.
 
 use std::fmt::Write;
 
@@ -21,9 +21,12 @@ use spinio_sys::linux;
 use spinio_sys::linux::socket::{self, AF_INET, AF_INET6, SocketAddress};
 
 use super::Proxy;
+use super::announcement::Announced;
 use super::caller::Caller;
-use super::sockets::{DGRAM, SEQPACKET, Socket, State};
+use super::channels::Shared;
+use super::sockets::{DGRAM, SEQPACKET, STREAM, Socket, State};
 use crate::NetAddress;
+use crate::kept::Kept;
 
 /// Between two texts, at least.
 const PUBLISH_NS: u64 = 250_000_000;
@@ -49,12 +52,18 @@ impl Proxy {
 
     fn describe(&mut self, now: u64) -> String {
         let mut out = format!(
-            "{{\"process\":{},\"device\":{},\"stopped\":{},\"ring_bytes\":{},\"sockets\":[",
+            "{{\"process\":{},\"device\":{},\"stopped\":{},\"ring_bytes\":{},\"connections\":{{",
             linux::getpid(),
             quoted(&self.publisher.device),
             self.stopped,
             self.sockets.ring_bytes,
         );
+        let is_wanted = |name: &str| ["upgraded", "peer", "shared"].contains(&name) || name.starts_with("kept_by_");
+        let fields = self.counters.stats().fields();
+        for (at, (name, value)) in fields.iter().filter(|(name, _)| is_wanted(name)).enumerate() {
+            let _ = write!(out, "{}\"{name}\":{value}", if at == 0 { "" } else { "," });
+        }
+        out += "},\"sockets\":[";
         let mut comma = "";
         for index in self.sockets.indices() {
             let descriptor = self.sockets.descriptor(index);
@@ -62,7 +71,8 @@ impl Proxy {
             let Some(socket) = self.sockets.at(index) else { continue };
             out += comma;
             comma = ",";
-            socket_text(&mut out, socket, descriptor, words, now);
+            let other = other_process(&self.shared, &self.announced, socket, descriptor);
+            socket_text(&mut out, socket, descriptor, other, words, now);
         }
         out += "],\"sets\":[";
         comma = "";
@@ -81,27 +91,72 @@ impl Proxy {
     }
 }
 
-fn socket_text(out: &mut String, socket: &mut Socket, descriptor: Descriptor, words: [u64; 2], now: u64) {
+/// The process at the other end of shared memory, and whether it is another net.
+fn other_process(
+    shared: &Shared,
+    announced: &[Option<Announced>],
+    socket: &Socket,
+    descriptor: Descriptor,
+) -> Option<(u32, bool)> {
+    let asked = socket.meeting.announced.and_then(|number| announced.get(number as usize)?.as_ref());
+    let came = || shared.channels.iter().flatten().find(|channel| channel.socket == Some(descriptor));
+    match asked {
+        Some(announced) => Some((announced.process, true)),
+        None if socket.meeting.end.as_ref().is_some_and(|end| end.place.shared) => {
+            came().map(|channel| (channel.process, channel.other_net))
+        }
+        None => None,
+    }
+}
+
+/// How the bytes of a socket go, and why: a word, and a sentence. Of one that has no connection, nothing.
+fn way_of(socket: &Socket, other: Option<(u32, bool)>) -> (&'static str, &'static str, &'static str) {
+    let Some(end) = &socket.meeting.end else {
+        let kept = match socket.state {
+            State::Unconnected | State::Listening | State::Connecting => None,
+            _ if socket.kind != STREAM => Some(Kept::Type),
+            // What has met no other net has a plain socket at the other end.
+            State::Connected | State::Upgraded | State::Failed => Some(socket.meeting.kept.unwrap_or(Kept::Plain)),
+        };
+        return ("kernel", kept.map_or("", Kept::word), kept.map_or("", Kept::sentence));
+    };
+    match (end.place.remote.is_some(), end.place.shared, other) {
+        (true, ..) => ("peer", "net", "the kernel of another net, which stores into this device's memory"),
+        (false, true, Some((_, false))) => ("shared", "program", "a program with spinio_socket_connect()"),
+        (false, true, _) => (
+            "shared",
+            "pinned",
+            "the kernel of another net; the two devices share no memory of theirs, or none was left",
+        ),
+        (false, false, _) => ("loopback", "inside", "both ends are in this net"),
+    }
+}
+
+fn socket_text(
+    out: &mut String,
+    socket: &mut Socket,
+    descriptor: Descriptor,
+    other: Option<(u32, bool)>,
+    words: [u64; 2],
+    now: u64,
+) {
     let fd = socket.raw_fd();
     let address = |name: fn(linux::Fd) -> Result<SocketAddress, spinio_sys::Errno>| {
         let name = fd.and_then(|fd| name(fd).ok());
         name.map_or_else(String::new, |name| text_of(name.bytes()))
     };
+    let (transport, why, reason) = way_of(socket, other);
     let _ = write!(
         out,
-        "{{\"socket\":{},\"type\":\"{}\",\"state\":\"{}\",\"local\":{},\"peer\":{},\"transport\":\"{}\",\
+        "{{\"socket\":{},\"type\":\"{}\",\"state\":\"{}\",\"local\":{},\"peer\":{},\"transport\":\"{transport}\",\
+         \"why\":\"{why}\",\"reason\":\"{reason}\",\"peer_process\":{},\
          \"unread\":{},\"unsent\":{},\"ring_bytes\":{},\"set\":{},\"errno\":{},\"waits\":[",
         descriptor.number(),
         type_of(socket),
         state_of(socket),
         quoted(&address(socket::getsockname)),
         quoted(&address(socket::getpeername)),
-        match &socket.meeting.end {
-            Some(end) if end.place.remote.is_some() => "peer",
-            Some(end) if end.place.shared => "shared",
-            Some(_) => "loopback",
-            None => "kernel",
-        },
+        other.map_or(0, |(process, _)| process),
         if socket.rings.is_some() { socket.receive_ring.unread() } else { 0 },
         if socket.rings.is_some() { socket.send_ring.pending() } else { 0 },
         if socket.rings.is_some() { socket.receive_ring.size() } else { 0 },

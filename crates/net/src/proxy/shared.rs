@@ -35,6 +35,7 @@ use super::rings::Slot;
 use super::sockets::STREAM;
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
+use crate::kept::Kept;
 use crate::meet::Held;
 use crate::socket_fd::{Closer, ForeignFd, SocketFd};
 
@@ -245,6 +246,7 @@ impl Proxy {
         let Some(socket) = self.sockets.at(listener) else { return };
         if let Some(held) = socket.meeting.held.iter_mut().find(|held| held.undecided == Some(number)) {
             held.undecided = None;
+            held.kept = if granule.is_none() { Some(Kept::Time) } else { None };
             held.place =
                 granule.map(|(pair, _)| Place { pair, second: true, generation, size_log2, shared: true, remote });
         }
@@ -317,17 +319,19 @@ impl Proxy {
         }
     }
 
-    /// If a program has announced an accepted connection, it is offered a granule: the channel that will tell.
-    pub(super) fn offer(&mut self, listener: u32, accepted: Fd, peer: &SocketAddress) -> Option<u32> {
+    /// If a program has announced an accepted connection, it is offered a granule: the channel that will tell. Else why the
+    /// connection stays with Linux.
+    pub(super) fn offer(&mut self, listener: u32, accepted: Fd, peer: &SocketAddress) -> Result<u32, Kept> {
         let memory = Arc::clone(&self.memory);
         let is_it = |channel: &Channel| {
             channel.stage == Stage::Announced
                 && channel.listener.index == listener
                 && channel.announced.as_ref().is_some_and(|client| is_client(client.fd(), accepted, peer))
         };
-        let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it))? as u32;
+        let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it));
+        let number = number.ok_or(Kept::Plain)? as u32;
         injection_point!("accepting net: connection accepted");
-        let channel = self.shared.channel(number)?;
+        let channel = self.shared.channel(number).ok_or(Kept::Plain)?;
         channel.announced = None;
         let (fd, process, rings) = (channel.fd.fd(), channel.process, !channel.other_net);
         let (own, theirs) = (channel.near.ready(), channel.peer.unwrap_or(0));
@@ -361,12 +365,12 @@ impl Proxy {
                 channel.stage = Stage::Offered(granule);
                 let unused = if near.is_none() { std::mem::take(&mut channel.near) } else { Slot::None };
                 self.rings.give_back(unused);
-                Some(number)
+                Ok(number)
             }
             _ => {
                 self.counters.kept_by_granules.add(1);
                 self.end_channel(number);
-                None
+                Err(Kept::Granules)
             }
         }
     }

@@ -66,6 +66,7 @@ pub mod pointer {
 /// `CU_DEVICE_ATTRIBUTE_*`.
 pub mod attribute {
     #![allow(missing_docs, clippy::allow_attributes, reason = "the driver's own names")]
+    pub const KERNEL_EXEC_TIMEOUT: i32 = 17;
     pub const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
     pub const COMPUTE_CAPABILITY_MINOR: i32 = 76;
     pub const HOST_NATIVE_ATOMIC_SUPPORTED: i32 = 86;
@@ -73,6 +74,8 @@ pub mod attribute {
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: i32 = 91;
     pub const HOST_REGISTER_SUPPORTED: i32 = 99;
     pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: i32 = 100;
+    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: i32 = 102;
+    pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: i32 = 103;
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: i32 = 113;
 }
 

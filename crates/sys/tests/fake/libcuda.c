@@ -175,7 +175,7 @@ int cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:0%d:00.0",
 int cuDeviceTotalMem_v2(size_t *n, int d) { (void)d; *n = MEMORY; return OK; }
 int cuDeviceGetAttribute(int *v, int a, int d) {
     (void)d;
-    *v = a == 99 || a == 113 || (a == 88 && pageable) || (a == 100 && pageable == 2);
+    *v = a == 99 || a == 102 || a == 103 || a == 113 || (a == 88 && pageable) || (a == 100 && pageable == 2);
     return OK;
 }
 void fake_pageable(int how) { pageable = how; }
