@@ -2,7 +2,8 @@
 //!
 //! A fifth of the time is for the same on a GAIA mount (crates/gaiad/tests/stress), where the sanitizers are not used: it
 //! consists of processes that are killed. Then a mount is compared with an ordinary directory while a GPU program writes
-//! the same files (crates/gaiad/tests/differential): a million operations in the long form of half an hour.
+//! the same files (crates/gaiad/tests/differential): a million operations in the long form of half an hour. And a mount
+//! gets as many files, which must need few descriptors.
 //!
 //! The thread sanitizer needs the source of the standard library (`rustup component add rust-src`).
 
@@ -18,6 +19,8 @@ const GAIA_SHARE: u64 = 5;
 const GAIA_LEAST: u64 = 4;
 /// Operations on a mount that are compared, for each second of the whole: a million in half an hour.
 const OPERATIONS_EACH_SECOND: u64 = 556;
+/// Files at most: from twice as many on the kernel is asked to forget some.
+const MOST_FILES: u64 = 1_000_000;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -68,7 +71,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     on_a_mount(gaia)?;
-    compared_with_a_directory(args.seconds * OPERATIONS_EACH_SECOND)
+    let operations = args.seconds * OPERATIONS_EACH_SECOND;
+    compared_with_a_directory(operations)?;
+    many_files(operations.min(MOST_FILES))
+}
+
+/// Files that the Linux kernel knows of a mount at the same time.
+fn many_files(files: u64) -> Result<()> {
+    let mut test = apart();
+    test.args(["test", "--release", "--quiet", "-p", "spinio-gaiad", "--test", "survival"]);
+    test.args(["hundred_thousand_nodes_need_few_descriptors", "--", "--nocapture"]);
+    tools::run(test.env("SPINIO_GAIA_FILES", files.to_string()))
 }
 
 /// The stress test of GAIA: programs that die while they write the same pages, on a mount whose servers die.

@@ -272,6 +272,31 @@ fn status_names_mounts_and_mapped_files() {
     assert!(common::stderr(&elsewhere).contains("not mounted"));
 }
 
+/// The limit of released bytes is what was asked for, and is named where it cannot be that.
+#[test]
+fn limit_of_released_bytes_is_that_of_the_command() {
+    let Some(mount) = Mount::with(&["--dirty", "16M"]) else { return };
+    let status = |arguments: &[&str]| {
+        let assert = common::spinio().args(["gaia", "status"]).args(arguments).arg(mount.dir()).assert().success();
+        common::stdout(&assert)
+    };
+    let json: serde_json::Value = serde_json::from_str(&status(&["--json"])).unwrap();
+    let share = if common::is_root() { 14 << 20 } else { 16 << 20 };
+    assert_eq!(
+        (&json[0]["memory_limit_bytes"], &json[0]["user_memory_limit_bytes"]),
+        (&(16 << 20).into(), &share.into())
+    );
+    assert!(status(&[]).contains("0 B of at most 16 MiB"), "{}", status(&[]));
+    let refused = |bytes: &str| {
+        let mut command = common::spinio();
+        let assert = command.args(["gaia", "mount", "--dirty", bytes]).arg(mount.dir()).assert().code(2);
+        common::stderr(&assert)
+    };
+    for (bytes, why) in [("15M", "at least 16M"), ("many", "at least 16M"), ("1000000G", "of memory")] {
+        assert!(refused(bytes).contains(why), "{}", refused(bytes));
+    }
+}
+
 #[test]
 fn example_of_the_header_compiles_and_works() {
     let (Some(mount), dir) = (Mount::new(), common::folder()) else { return };

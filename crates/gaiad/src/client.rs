@@ -26,6 +26,7 @@ use crate::draft::{CONTINUE_WITHIN, Draft, Part};
 use crate::file_backing::{self, FileBacking, errno};
 use crate::files::{self, File, Use};
 use crate::quotas::Counted;
+use crate::release_memory::OfUser;
 use crate::status;
 use crate::tickets::Grant;
 
@@ -167,6 +168,8 @@ pub(crate) struct Client<'a> {
     told: Vec<(Range<u64>, Option<PeerCopy>)>,
     /// The maps of its program from which it can copy.
     peers: Vec<OwnerId>,
+    /// Of its user, for releases.
+    pub(crate) memory: OfUser,
     pub(crate) release: Option<Draft<'a>>,
     /// A release that the client did not continue in time.
     pub(crate) expired: Option<ReleaseId>,
@@ -199,6 +202,7 @@ impl<'a> Client<'a> {
         let (file, owner) = (files.enter(node), files.new_owner());
         file.counters()?;
         all.writers.tell(&file);
+        let memory = all.release_memory.of_user(holder.0.user);
         file.holders().insert(owner, holder);
         file.pages_now().add_owner(owner, pages.clone());
         let (rest, writing) = (0..0, Access::Read);
@@ -219,6 +223,7 @@ impl<'a> Client<'a> {
             queue,
             told,
             peers,
+            memory,
             release,
             expired,
             handed_from: None,

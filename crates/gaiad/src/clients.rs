@@ -70,7 +70,8 @@ impl Clients {
         let replaced = state.count_server();
         let writers = Writers::new(replaced == 0);
         let waits_for_writeback = state.negotiated().is_some_and(|negotiated| negotiated.waits_for_writeback());
-        let release_memory = ReleaseMemory::default();
+        // A user's own daemon serves that user only (admission.rs).
+        let release_memory = ReleaseMemory::new(content.slots() as usize, rustix::process::geteuid().is_root());
         Ok(Clients {
             path,
             tickets,

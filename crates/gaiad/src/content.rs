@@ -412,9 +412,54 @@ fn pages_of(offset: u64, len: u64) -> Range<u64> {
 mod tests {
     use std::sync::mpsc;
 
-    use spinio_pagecache::{FilePages, KernelPages};
+    use std::time::Instant;
+
+    use rustix::fs::{Mode, OFlags};
+    use spinio_pagecache::{Access, FilePages, KernelPages};
 
     use super::*;
+    use crate::handlers::{identity, stat};
+    use crate::link::Link;
+    use crate::nodes::Nodes;
+
+    #[test]
+    fn released_pages_are_written_before_their_time_from_an_eighth_of_the_memory_on() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: not root");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let open = |path, flags| rustix::fs::open(path, flags, Mode::empty()).unwrap();
+        let state = Arc::new(StateMemory::of(PageSlots::bytes_for(64)));
+        std::fs::write(dir.path().join("file"), [1; 64 * PAGE]).unwrap();
+        let below = open(dir.path().join("file"), OFlags::RDWR);
+        let nodes = Arc::new(Nodes::attach(state.clone()));
+        let node = nodes.look_up(&identity(&below, &stat(&below).unwrap()).unwrap()).unwrap();
+        let (supervisor, _) = Link::pair().unwrap();
+        let backing = Backing::new(open(dir.path().into(), OFlags::RDONLY), nodes, supervisor, 16, 4);
+        let content = Content::attach(state, Arc::new(backing)).unwrap();
+        let slots = u64::from(content.slots());
+        let (file, owner) = (content.files().enter(node), content.files().new_owner());
+        file.pages().add_owner(owner, 0..slots);
+        let release = |pages: Range<u64>| {
+            let (backing, mut table) = (FileBacking(below.as_fd()), file.pages());
+            table.open(&backing, owner, pages.clone(), Access::Write).unwrap();
+            table.filled(owner, pages.clone()).unwrap();
+            table.commit(&backing, owner, pages.end, pages.map(|page| (page, &[7; PAGE]))).unwrap();
+            drop(table);
+            file.mark_dirty();
+        };
+        let unwritten = || file.pages().dirty().count() as u64;
+        let begun = Instant::now();
+        // Each of these pages takes a second slot, for what the kernel may have.
+        let few = slots / 8 / 2;
+        release(0..few);
+        content.write_out();
+        let was = unwritten();
+        assert!(was == few || begun.elapsed() >= WRITE_OUT_AFTER, "{was} of {few}");
+        release(few..few + slots / 8);
+        content.write_out();
+        assert_eq!(unwritten(), 0);
+    }
 
     #[test]
     fn range_of_zeros_keeps_its_space_and_gets_what_it_lacks() {

@@ -50,8 +50,8 @@ impl Client<'_> {
         let chunks = self.all.arrivals.import(part, fds)?;
         injection_point!("server: chunks imported");
         let count = count(&pages);
-        let mut reserved = self.all.release_memory.reserve(self.all.content.files(), count)?;
-        let slots = self.all.content.files().slots().stage_runs(count as usize);
+        let mut reserved = self.all.release_memory.reserve(self.all.content.files(), &self.memory, count)?;
+        let slots = self.all.content.files().slots().stage_runs_of(self.memory.share(), count as usize);
         let slots = slots.map_err(|e| Failure::Refused(errno(&e)))?;
         reserved.take(count);
         let staged = place(&pages, slots);
@@ -96,8 +96,7 @@ impl Client<'_> {
             let run = self.file_pages(run.first, run.count.into())?;
             draft.next_run(run, size.div_ceil(PAGE as u64), &mut pages).ok_or_else(invalid)?;
         }
-        let most = self.all.content.files().slots().all_slots() as u64;
-        if count(&pages) > most {
+        if !self.memory.has_room_for(count(&pages)) {
             return Err(Failure::Refused(Errno::NOSPC));
         }
         Ok((draft, pages))

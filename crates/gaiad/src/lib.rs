@@ -124,7 +124,9 @@ pub use content::Content;
 pub use explain::{ExplainedFile, ExplainedRange, explain, is_below_mount};
 pub use serve::{Daemon, DaemonStatus, LeasedFileStatus, drop_unused, query_daemon, stop_daemon};
 pub use spinio_pagecache::leased_messages::{PeerRefusal, ROOT_SOCKET, sockets};
-pub use spinio_pagecache::messages::{Holder, MapKind, RangeState, ServerStatus, Stats, Totals};
+pub use spinio_pagecache::messages::{
+    Holder, MapKind, RangeState, ServerLimits, ServerStatus, Stats, Totals, UserStatus, UserUse,
+};
 pub use state::StateMemory;
 pub use status::{FileStatus, Mount, MountStatus, mounts, status};
 pub use supervisor::{Ended, MountError, NAME, Supervisor, connection_of};
@@ -134,6 +136,11 @@ pub use unmount::unmount;
 /// machine's memory. It is used as pages are released.
 pub fn default_pages_bytes() -> usize {
     ((spinio_sys::linux::total_memory() / 8) as usize).clamp(64 << 20, 16 << 30)
+}
+
+/// The same for so many bytes of pages, without what the page table needs for itself.
+pub fn pages_bytes_for(released: u64) -> usize {
+    slot_memory::PageSlots::bytes_for(u32::try_from(released / spinio_pagecache::PAGE as u64).unwrap_or(u32::MAX))
 }
 
 /// The server process: serves what the supervisor hands over through standard input. The process ends with 0 after an

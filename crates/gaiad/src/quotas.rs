@@ -1,7 +1,8 @@
 //! How much of the server clients may use: connections and pages of maps, in all and for each user.
 //!
 //! A connection costs a thread and a few descriptors, which handlers need too. A page of a map costs 8 bytes of a table
-//! once it was acquired, whether or not the file has it. One user gets half at most, so that others find room.
+//! once it was acquired, whether or not the file has it. One user gets half at most, so that others find room. The memory for
+//! released pages is in release_memory.rs.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,6 +12,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) struct Limits {
     pub(crate) connections: usize,
     pub(crate) pages: u64,
+}
+
+impl Limits {
+    fn of_user(&self) -> Limits {
+        Limits { connections: self.connections.div_ceil(2), pages: self.pages / 2 }
+    }
 }
 
 /// What is in use.
@@ -50,14 +57,24 @@ impl Quotas {
         used.connections += 1;
         let (connections, _) = used.users.entry(user).or_default();
         *connections += 1;
-        let within = *connections <= self.limits.connections.div_ceil(2);
+        let within = *connections <= self.limits.of_user().connections;
         Some(Counted { quotas: self, user, pages: 0, within })
+    }
+
+    /// What there is, in all and for one user.
+    pub(crate) fn limits(&self) -> [Limits; 2] {
+        [self.limits, self.limits.of_user()]
     }
 
     /// Connections, and pages of their maps.
     pub(crate) fn used(&self) -> (usize, u64) {
         let used = self.lock();
         (used.connections, used.pages)
+    }
+
+    /// The same of each user who has some.
+    pub(crate) fn users(&self) -> Vec<(u32, (usize, u64))> {
+        self.lock().users.iter().map(|(user, has)| (*user, *has)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Used> {
@@ -76,7 +93,7 @@ impl Counted<'_> {
         let limits = self.quotas.limits;
         let mut used = self.quotas.lock();
         let of_user = used.users.get(&self.user).map_or(0, |(_, pages)| *pages);
-        if pages > limits.pages - used.pages || pages > (limits.pages / 2).saturating_sub(of_user) {
+        if pages > limits.pages - used.pages || pages > limits.of_user().pages.saturating_sub(of_user) {
             return false;
         }
         used.pages += pages;

@@ -44,7 +44,8 @@ impl<'a> Client<'a> {
         if draft.reserved.is_none() && !part.last {
             let inside = size.div_ceil(PAGE as u64).min(part.range.end).saturating_sub(part.range.start);
             draft.total = inside.min(part.total.into());
-            draft.reserved = Some(self.all.release_memory.reserve(self.all.content.files(), draft.total)?);
+            draft.reserved =
+                Some(self.all.release_memory.reserve(self.all.content.files(), &self.memory, draft.total)?);
         }
         self.stage(&mut draft, part, size)?;
         injection_point!("server: release staged");
@@ -95,7 +96,7 @@ impl<'a> Client<'a> {
     /// Slots; if there are too few, after what was released before is written out.
     fn slots(&self, count: usize) -> Result<Vec<StagedRun>> {
         let files = self.all.content.files();
-        let slots = files.with_slots(|| files.slots().stage_runs(count));
+        let slots = files.with_slots(|| files.slots().stage_runs_of(self.memory.share(), count));
         slots.map_err(|e| Failure::Refused(errno(&e)))
     }
 

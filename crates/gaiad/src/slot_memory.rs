@@ -33,13 +33,17 @@ impl PageSlots {
     /// As many slots as the memory has room for.
     pub(crate) fn new(state: Arc<StateMemory>) -> PageSlots {
         let room = state.pages().len();
-        let headers = |slots: usize| words(slots as u32, RECORDS).next_multiple_of(PAGE_WORDS);
         let each = PAGE_WORDS + words(1, 0) - words(0, 0);
-        let mut slots = (room.saturating_sub(headers(0)) / each).min(u32::MAX as usize);
+        let mut slots = (room.saturating_sub(words(0, RECORDS)) / each).min(u32::MAX as usize);
         while slots > 0 && headers(slots) + slots * PAGE_WORDS > room {
             slots -= 1;
         }
         PageSlots { bytes: headers(slots), slots: slots as u32, state }
+    }
+
+    /// Bytes of the page table's part in which there are so many.
+    pub(crate) fn bytes_for(slots: u32) -> usize {
+        (headers(slots as usize) + slots as usize * PAGE_WORDS) * 8
     }
 
     /// Reads whole pages of a file from `offset` into slots side by side that no page refers to, so that no other thread
@@ -121,6 +125,11 @@ impl SlotMemory for PageSlots {
     }
 }
 
+/// Words before the bytes of slots.
+fn headers(slots: usize) -> usize {
+    words(slots as u32, RECORDS).next_multiple_of(PAGE_WORDS)
+}
+
 /// Writes some bytes of a word.
 fn write_part(words: &[AtomicU64], at: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
@@ -134,6 +143,14 @@ fn write_part(words: &[AtomicU64], at: usize, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_has_as_many_slots_as_were_asked_for() {
+        for slots in (2048..2200).chain([4096, 70_000]) {
+            let state = StateMemory::of(PageSlots::bytes_for(slots));
+            assert_eq!(PageSlots::new(Arc::new(state)).slots(), slots);
+        }
+    }
 
     #[test]
     fn writes_of_every_start_and_length_are_read_back() {

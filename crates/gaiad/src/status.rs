@@ -3,7 +3,7 @@
 //! A connection that begins with Status instead of a ticket gets a list and its end. Only root and the daemon's own user
 //! get it, because it names files.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +11,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use spinio_fuse::mount;
-use spinio_pagecache::messages::{self, MapKind, Reply, Request, ServerStatus, Stats};
+use spinio_pagecache::messages::{
+    self, MapKind, Reply, Request, ServerLimits, ServerStatus, Stats, UserStatus, UserUse,
+};
 
 use crate::backing::{Access, proc_path};
 use crate::channel::{WITHIN, ask, refuse, send};
@@ -52,6 +54,8 @@ pub struct FileStatus {
 pub struct MountStatus {
     /// Of all files.
     pub server: ServerStatus,
+    /// Users who have some of it. Pages that an earlier server has left are of none.
+    pub users: Vec<UserStatus>,
     /// Files that are mapped, or have pages that are not written to the file.
     pub files: Vec<FileStatus>,
 }
@@ -89,10 +93,11 @@ pub fn status(directory: &Path) -> Result<MountStatus, MountError> {
 
 /// Asks the server at `path`, which has `within` for each reply: AGAIN, if it takes longer.
 pub(crate) fn status_at(path: &Path, within: Duration) -> Result<MountStatus, Errno> {
-    let (mut server, mut files) = (None, Vec::new());
+    let (mut server, mut users, mut files) = (None, Vec::new(), Vec::new());
     ask(path, Request::Status, within, |reply| {
         match reply {
             Reply::ServerStatus(status) => server = Some(status),
+            Reply::UserStatus(status) => users.push(status),
             Reply::FileStatus(messages::FileStatus { maps, in_place, owners, dirty, stats, path }) => {
                 let path = String::from_utf8_lossy(path).into_owned();
                 files.push(FileStatus { path, maps, in_place, owners, dirty, stats });
@@ -102,7 +107,8 @@ pub(crate) fn status_at(path: &Path, within: Duration) -> Result<MountStatus, Er
         Ok(())
     })?;
     files.sort_by(|a: &FileStatus, b| a.path.cmp(&b.path));
-    Ok(MountStatus { server: server.ok_or(Errno::CONNRESET)?, files })
+    users.sort_by_key(|status| status.user);
+    Ok(MountStatus { server: server.ok_or(Errno::CONNRESET)?, users, files })
 }
 
 /// The server's part.
@@ -112,6 +118,9 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
         return;
     }
     let mut sent = send(socket, |out| Reply::ServerStatus(server_status(all)).encode(out));
+    for status in users(all, socket) {
+        sent = sent.and_then(|()| send(socket, |out| Reply::UserStatus(status).encode(out)));
+    }
     for file in all.content.files().all() {
         if sent.is_err() {
             return;
@@ -130,6 +139,9 @@ pub(crate) fn may_ask(socket: &OwnedFd) -> bool {
 pub(crate) fn server_status(all: &Clients) -> ServerStatus {
     let (connections, mapped) = all.quotas.used();
     let slots = u64::from(all.content.slots());
+    let [limits, of_user] = all.quotas.limits();
+    let most = all.release_memory.most() as u64;
+    let of_user = UserUse { connections: of_user.connections as u64, mapped: of_user.pages, used: most };
     ServerStatus {
         pid: u64::from(std::process::id()),
         seconds: all.since.elapsed().as_secs(),
@@ -140,7 +152,24 @@ pub(crate) fn server_status(all: &Clients) -> ServerStatus {
         slots,
         replaced: all.replaced,
         totals: all.totals(),
+        limits: ServerLimits { connections: limits.connections as u64, mapped: limits.pages, of_user },
     }
+}
+
+/// Users who have something, without the connection of the one who asks.
+fn users(all: &Clients, socket: &OwnedFd) -> Vec<UserStatus> {
+    let mut users: HashMap<u32, UserUse> = HashMap::new();
+    for (user, (connections, mapped)) in all.quotas.users() {
+        users.insert(user, UserUse { connections: connections as u64, mapped, used: 0 });
+    }
+    for (user, used) in all.release_memory.used() {
+        users.entry(user).or_default().used = used as u64;
+    }
+    if let Some(has) = socket_peercred(socket).ok().and_then(|peer| users.get_mut(&peer.uid.as_raw())) {
+        has.connections = has.connections.saturating_sub(1);
+    }
+    users.retain(|_, has| *has != UserUse::default());
+    users.into_iter().map(|(user, has)| UserStatus { user: user.into(), has }).collect()
 }
 
 /// What it holds of one.

@@ -100,7 +100,7 @@ fn release_of_more_than_fits_is_refused_and_copies_nothing() {
 #[test]
 fn client_that_stops_in_a_release_keeps_no_memory_from_others() {
     let Some((mount, file)) = mount_with(GIB) else { return };
-    let slots = spinio_gaiad::status(&mount.dir).unwrap().server.slots as u32;
+    let slots = spinio_gaiad::status(&mount.dir).unwrap().server.limits.of_user.used as u32;
     let pages = GIB / PAGE;
     let mut stopped = Raw::map(&file, Access::Write, 0, pages).unwrap();
     let mut good = Raw::map(&file, Access::Write, 0, pages).unwrap();
@@ -138,7 +138,7 @@ fn file_that_is_cut_between_the_parts_of_a_release_has_no_bytes_of_it() {
 #[test]
 fn client_that_drags_a_release_on_keeps_no_memory_from_others() {
     let Some((mount, file)) = mount_with(GIB) else { return };
-    let slots = spinio_gaiad::status(&mount.dir).unwrap().server.slots as u32;
+    let slots = spinio_gaiad::status(&mount.dir).unwrap().server.limits.of_user.used as u32;
     let pages = GIB / PAGE;
     let mut slow = Raw::map(&file, Access::Write, 0, pages).unwrap();
     slow.acquire(0, pages, Access::Write);

@@ -93,6 +93,30 @@ fn waits(process: u32) -> u64 {
     status.map(count).sum()
 }
 
+/// Ticks of processor time that a process has used: `utime` and `stime`.
+fn ticks(process: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(')').unwrap();
+    fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn daemon_without_work_uses_no_processor_time() {
+    let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [1; PAGE]).unwrap()) else { return };
+    let file = open(&mount.dir.join("file"));
+    let gpu = Gpu::new(&file, 1);
+    gpu.epoch(1, 7);
+    drop((gpu, file));
+    let rests = || {
+        let daemon = || [mount.server(), mount.supervisor(), mount.invalidator()].map(ticks);
+        let before = daemon();
+        std::thread::sleep(std::time::Duration::from_secs(10));
+        daemon().into_iter().zip(before).all(|(after, before)| after <= before + 1)
+    };
+    // The first look may see what it does after the last map.
+    assert!(rests() || rests());
+}
+
 #[test]
 fn daemon_without_work_never_wakes_up() {
     let Some(mount) = TestMount::new(|dir| std::fs::write(dir.join("file"), [1; PAGE]).unwrap()) else { return };

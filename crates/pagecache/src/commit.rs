@@ -62,8 +62,9 @@ struct Draft {
 }
 
 impl Draft {
-    fn slot(&self, kind: Kind, page: u64, bytes: &PageBytes) -> Result<SlotRef> {
-        let slot = self.slots.allocate()?;
+    /// In a slot of the user whose page was staged.
+    fn slot(&self, kind: Kind, page: u64, staged: &StagedPage, bytes: &PageBytes) -> Result<SlotRef> {
+        let slot = staged.0.allocate_another()?;
         slot.write(0, bytes);
         Ok(self.publish(kind, page, slot))
     }
@@ -224,11 +225,11 @@ impl FilePages {
         // What was staged stays as it is: a commit that fails may be tried again, with another head.
         let snapshot = match new == bytes {
             true => draft.publish(Kind::Snapshot, page, staged.0.clone()),
-            false => draft.slot(Kind::Snapshot, page, &new)?,
+            false => draft.slot(Kind::Snapshot, page, staged, &new)?,
         };
         let mut slots = (snapshot, None);
         if let (true, Some(head), true) = (cached, &head, keep(Rule::CpuTwin)) {
-            match draft.slot(Kind::Twin, page, head) {
+            match draft.slot(Kind::Twin, page, staged, head) {
                 Ok(twin) => slots.1 = Some(twin),
                 Err(error) => {
                     slots.0.retire();

@@ -158,7 +158,7 @@ impl FilePages {
     /// Head of a page, if it is in a slot, with zeros in this part, in another slot; `None`: head is in the backing file.
     fn erased_snapshot(&mut self, backing: &dyn Backing, page: u64, part: Range<usize>) -> Result<Option<SlotRef>> {
         let Source::Slot(head) = self.head(page) else { return Ok(None) };
-        match self.slots.allocate() {
+        match head.allocate_another() {
             Ok(slot) => {
                 let mut bytes = ZEROS;
                 head.read(&mut bytes);

@@ -36,7 +36,7 @@
 //! any run.
 
 /// The version of the protocol. Client and server are of one build, or at least of one version.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 8 + 64 + MAX_RUNS * RUN;
@@ -70,7 +70,7 @@ pub use lists::{Fills, Ranges, Runs};
 pub use peers::filled_but;
 pub use run::{Run, pages_in};
 pub use source::{MAX_PEERS, NO_PEERS, Peers, Source};
-pub use status::{FileStatus, ServerStatus, Stats, Totals};
+pub use status::{FileStatus, ServerLimits, ServerStatus, Stats, Totals, UserStatus, UserUse};
 pub use ticket::{REFUSALS_IOCTL, REFUSALS_REPLY, TICKET_IOCTL, TICKET_REPLY, Ticket, TicketReply};
 
 use source::source_of;
@@ -235,8 +235,11 @@ pub enum Reply<'a> {
     },
     /// To [`Request::Stats`].
     Stats(Stats),
-    /// To [`Request::Status`]; then a [`Reply::FileStatus`] for each file with a page table, and the end.
+    /// To [`Request::Status`]; then a [`Reply::UserStatus`] for each user who has something, a [`Reply::FileStatus`] for
+    /// each file with a page table, and the end.
     ServerStatus(ServerStatus),
+    /// A user who has something.
+    UserStatus(UserStatus),
     /// A file with a page table.
     FileStatus(FileStatus<'a>),
     /// To [`Request::Explain`], one or more, for the file from its begin to its end; then a [`Reply::Holder`] for each
@@ -282,6 +285,7 @@ const DROPPED: u16 = 0x89;
 const EXPLAINED: u16 = 0x8a;
 const HOLDER: u16 = 0x8b;
 const LENT: u16 = 0x8c;
+const USER_STATUS: u16 = 0x8d;
 const FAILED: u16 = 0xff;
 
 impl Request<'_> {
@@ -409,11 +413,17 @@ impl Reply<'_> {
                 start(out, STATS_REPLY, 0);
                 numbers(out, &[commits, merged, unchanged, twins, published]);
             }
-            Reply::ServerStatus(ServerStatus { pid, seconds, connections, mapped, used, slots, replaced, totals }) => {
+            Reply::ServerStatus(status) => {
+                let ServerStatus { pid, seconds, connections, mapped, used, slots, replaced, totals, limits } = status;
                 start(out, SERVER_STATUS, 0);
                 numbers(out, &[pid, seconds, connections, mapped, used, slots, replaced]);
                 let Totals { commits, published, merged, invalidations, invalidated, from_devices } = totals;
                 numbers(out, &[commits, published, merged, invalidations, invalidated, from_devices]);
+                numbers(out, &limits.numbers());
+            }
+            Reply::UserStatus(UserStatus { user, has: UserUse { connections, mapped, used } }) => {
+                start(out, USER_STATUS, 0);
+                numbers(out, &[user, connections, mapped, used]);
             }
             Reply::FileStatus(FileStatus { maps, in_place, owners, dirty, stats, path }) => {
                 let path = &path[..path.len().min(MAX_RUNS)];
@@ -529,7 +539,9 @@ pub fn parse_reply(bytes: &[u8]) -> Result<Reply<'_>, BadMessage> {
             slots: at.number()?,
             replaced: at.number()?,
             totals: at.totals()?,
+            limits: at.limits()?,
         }),
+        USER_STATUS => Reply::UserStatus(UserStatus { user: at.number()?, has: at.user_use()? }),
         FILE_STATUS => Reply::FileStatus(FileStatus {
             maps: at.number()?,
             in_place: at.number()?,

@@ -38,7 +38,7 @@ impl Recovered {
 
     /// Frees its slots: the file was deleted.
     pub fn discard(self, slots: &Arc<Slots>) {
-        self.slots.iter().for_each(|found| slots.slot(found.slot).retire());
+        self.slots.iter().for_each(|found| slots.slot(found.slot, None).retire());
         self.releases.into_iter().for_each(|release| slots.done(release));
     }
 }
@@ -116,7 +116,7 @@ impl FilePages {
         let mut of_release: BTreeMap<Release, HashSet<u64>> =
             recovered.releases.iter().map(|release| (*release, HashSet::new())).collect();
         for found in recovered.slots {
-            let slot = pages.slots.slot(found.slot);
+            let slot = pages.slots.slot(found.slot, None);
             pages.clock = pages.clock.max(found.version);
             if let Some(of_release) = found.release.and_then(|release| of_release.get_mut(&release)) {
                 of_release.insert(found.page);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::layout::{Kind, Label, Tag};
 use crate::page::PageBytes;
+use crate::share::Share;
 use crate::slots::{SlotRef, Slots, StagedPage};
 
 /// Keeps the bytes of slots side by side.
@@ -19,12 +20,13 @@ pub(crate) struct SlotRun {
     slots: Arc<Slots>,
     /// Their numbers. Empty once others have them.
     indices: Range<u32>,
+    share: Option<Arc<Share>>,
 }
 
 impl SlotRun {
     /// Of slots that nothing refers to.
-    pub(crate) fn new(slots: &Arc<Slots>, indices: Range<u32>) -> SlotRun {
-        SlotRun { slots: Arc::clone(slots), indices }
+    fn new(slots: &Arc<Slots>, indices: Range<u32>, share: Option<Arc<Share>>) -> SlotRun {
+        SlotRun { slots: Arc::clone(slots), indices, share }
     }
 
     /// How many.
@@ -70,7 +72,7 @@ impl SlotRun {
             words.end_run(first, at as u32);
         }
         self.indices.end = second;
-        SlotRun::new(&self.slots, second..rest)
+        SlotRun::new(&self.slots, second..rest, self.share.clone())
     }
 
     /// A header and a reference for each, which had one header.
@@ -79,8 +81,8 @@ impl SlotRun {
         if let Some(tag) = self.tag() {
             words.divide(self.indices.start, words.label(self.indices.start), tag);
         }
-        let slots = Arc::clone(&self.slots);
-        std::mem::take(&mut self.indices).map(move |index| slots.slot(index))
+        let (slots, share) = (Arc::clone(&self.slots), self.share.take());
+        std::mem::take(&mut self.indices).map(move |index| slots.slot(index, share.clone()))
     }
 }
 
@@ -94,7 +96,7 @@ impl Drop for SlotRun {
     /// As of one slot: those that were not retired stay in use.
     fn drop(&mut self) {
         if !self.indices.is_empty() && self.slots.words().tag(self.indices.start) == 0 {
-            self.slots.free(self.indices.clone());
+            self.slots.free(self.indices.clone(), self.share.as_ref());
         }
     }
 }
@@ -106,7 +108,17 @@ pub struct StagedRun(pub(crate) SlotRun);
 impl Slots {
     /// So many slots, in ascending order, as few runs; all or none.
     pub fn stage_runs(self: &Arc<Slots>, count: usize) -> Result<Vec<StagedRun>> {
-        Ok(self.take_runs(count)?.into_iter().map(|run| StagedRun(SlotRun::new(self, run))).collect())
+        self.staged(count, None)
+    }
+
+    /// The same for a user, as far as that user's share reaches. Slots that the commit of their pages takes count for it too.
+    pub fn stage_runs_of(self: &Arc<Slots>, share: &Arc<Share>, count: usize) -> Result<Vec<StagedRun>> {
+        self.staged(count, Some(share))
+    }
+
+    fn staged(self: &Arc<Slots>, count: usize, share: Option<&Arc<Share>>) -> Result<Vec<StagedRun>> {
+        let run = |run| StagedRun(SlotRun::new(self, run, share.cloned()));
+        Ok(self.take_runs(count, share)?.into_iter().map(run).collect())
     }
 }
 

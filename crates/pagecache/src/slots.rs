@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::free_slots::FreeSlots;
 use crate::layout::{COMMITTED, DONE, Kind, Label, MOST_COUNT, MOST_RECORDS, SlotMemory, Tag, Words};
 use crate::page::{PAGE, PageBytes};
+use crate::share::Share;
 
 /// The slots and records of one server, shared by its files.
 pub struct Slots {
@@ -114,28 +115,30 @@ impl Slots {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn free(&self, slots: Range<u32>) {
+    pub(crate) fn free(&self, slots: Range<u32>, share: Option<&Arc<Share>>) {
+        let count = slots.len();
         self.lock().slots.insert(slots);
+        share.inspect(|share| share.give_back(count));
     }
 
-    pub(crate) fn allocate(self: &Arc<Slots>) -> Result<SlotRef> {
-        let index = self.lock().slots.take().ok_or(Error::NoSpace)?;
-        Ok(self.slot(index))
+    fn allocate(self: &Arc<Slots>, share: Option<&Arc<Share>>) -> Result<SlotRef> {
+        let take = || self.lock().slots.take();
+        counted(share, 1, take).map(|index| self.slot(index, share.cloned()))
     }
 
     /// A slot for the bytes of a page that will be committed, by [`FilePages::commit_staged`](crate::FilePages).
     pub fn stage(self: &Arc<Slots>) -> Result<StagedPage> {
-        self.allocate().map(StagedPage)
+        self.allocate(None).map(StagedPage)
     }
 
     /// So many slots, in ascending order, as runs for which one header is enough; all or none.
-    pub(crate) fn take_runs(&self, count: usize) -> Result<Vec<Range<u32>>> {
-        self.lock().slots.take_runs(count, MOST_COUNT).ok_or(Error::NoSpace)
+    pub(crate) fn take_runs(&self, count: usize, share: Option<&Arc<Share>>) -> Result<Vec<Range<u32>>> {
+        counted(share, count, || self.lock().slots.take_runs(count, MOST_COUNT))
     }
 
     /// A reference to a slot that is in use and that no page refers to yet.
-    pub(crate) fn slot(self: &Arc<Slots>, index: u32) -> SlotRef {
-        SlotRef(Arc::new(Slot { slots: Arc::clone(self), index }))
+    pub(crate) fn slot(self: &Arc<Slots>, index: u32, share: Option<Arc<Share>>) -> SlotRef {
+        SlotRef(Arc::new(Slot { slots: Arc::clone(self), index, share }))
     }
 
     /// Takes a record. Its state is free until it is committed.
@@ -173,6 +176,18 @@ impl fmt::Debug for Slots {
     }
 }
 
+/// Takes slots of a share, if there is one.
+fn counted<T>(share: Option<&Arc<Share>>, count: usize, take: impl FnOnce() -> Option<T>) -> Result<T> {
+    if share.is_some_and(|share| !share.take(count)) {
+        return Err(Error::NoSpace);
+    }
+    let taken = take();
+    if taken.is_none() {
+        share.inspect(|share| share.give_back(count));
+    }
+    taken.ok_or(Error::NoSpace)
+}
+
 pub(crate) fn check_size(memory: &dyn SlotMemory) -> Result<()> {
     let fits = (1..=MOST_RECORDS).contains(&memory.records());
     if fits { Ok(()) } else { Err(Error::Layout) }
@@ -202,12 +217,18 @@ pub struct SlotRef(Arc<Slot>);
 struct Slot {
     slots: Arc<Slots>,
     index: u32,
+    share: Option<Arc<Share>>,
 }
 
 impl SlotRef {
     /// The slot's number in the memory.
     pub fn index(&self) -> u32 {
         self.0.index
+    }
+
+    /// Another slot, of the same user.
+    pub(crate) fn allocate_another(&self) -> Result<SlotRef> {
+        self.0.slots.allocate(self.0.share.as_ref())
     }
 
     /// Copies its bytes.
@@ -253,7 +274,7 @@ impl Drop for Slot {
     /// A slot that was not retired stays in use, so that a file that is dropped loses nothing.
     fn drop(&mut self) {
         if self.slots.words().tag(self.index) == 0 {
-            self.slots.free(self.index..self.index + 1);
+            self.slots.free(self.index..self.index + 1, self.share.as_ref());
         }
     }
 }

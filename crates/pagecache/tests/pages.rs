@@ -325,6 +325,43 @@ fn staged_pages_of_a_failed_release_are_committed_by_the_next_attempt() {
     assert!(slots.stage().is_ok_and(|staged| staged.slot() < 4) && slots.free_slots() == 3);
 }
 
+/// What a user's release takes counts for that user until it is free, whatever becomes of its pages.
+#[test]
+fn slots_of_a_user_are_counted_until_they_are_free_and_are_not_more_than_its_share() {
+    let (slots, mut pages, file) = start(8 * PAGE, 8);
+    let user = Share::new(4);
+    let mut gpu = acquire(&mut pages, &file, A, 0);
+    let mut other = acquire(&mut pages, &file, B, 0);
+    (gpu[1], other[0]) = (b'g', b'o');
+    release(&mut pages, &file, B, 0, &other);
+    assert!(matches!(slots.stage_runs_of(&user, 5), Err(Error::NoSpace)) && user.used() == 0);
+    let mut staged = StagedPages::default();
+    let held = slots.stage_runs_of(&user, 3).unwrap();
+    let [run] = <[_; 1]>::try_from(slots.stage_runs_of(&user, 1).unwrap()).unwrap();
+    run.write(0, &gpu);
+    staged.push(0, run);
+    // The merged page takes one more slot, of the user too.
+    assert!(matches!(pages.commit_all(&file, A, 1, &mut staged), Err(Error::NoSpace)));
+    assert_eq!((user.used(), slots.free_slots()), (4, 3));
+    drop(held);
+    assert_eq!(user.used(), 1);
+    let commit = pages.commit_all(&file, A, 1, &mut staged).unwrap();
+    drop(staged);
+    assert_eq!((commit.published, user.used()), (1, 1), "the merged page");
+    pages.write_out(&file, &[0]).unwrap();
+    assert_eq!((user.used(), slots.free_slots()), (0, 8));
+    // Of a run that is divided, each part.
+    let [mut run] = <[_; 1]>::try_from(slots.stage_runs_of(&user, 4).unwrap()).unwrap();
+    let rest = run.split_off(2);
+    drop(run);
+    assert_eq!(user.used(), 2);
+    let mut singles = rest.into_pages();
+    drop(singles.next());
+    assert_eq!(user.used(), 1);
+    drop(singles.next());
+    assert_eq!((user.used(), slots.free_slots()), (0, 8));
+}
+
 #[test]
 fn pages_are_committed_unseen_only_if_nothing_has_to_look_at_them() {
     // The last page is a part of one.

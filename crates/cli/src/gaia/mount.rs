@@ -15,11 +15,16 @@ use spinio_gaiad::{Ended, Supervisor};
 
 use super::ready;
 use crate::exit::{self, Exit};
+use crate::format;
 
 #[derive(Debug, Args)]
 pub struct Mount {
     /// The directory: its files stay where they are, and are used through the mount
     directory: PathBuf,
+    /// The most memory for released bytes that are not in their files yet, such as 4G: a release for which there is no room
+    /// waits until earlier ones are written [default: an eighth of the machine's memory, 64M to 16G]
+    #[arg(long, value_name = "BYTES", value_parser = parse_dirty)]
+    dirty: Option<u64>,
     /// Stay in the foreground, until unmounted or interrupted
     #[arg(long)]
     foreground: bool,
@@ -37,6 +42,19 @@ pub struct Umount {
     directory: PathBuf,
 }
 
+/// What one message of a release may have, twice: a user of a mount for all users gets a part only.
+const LEAST_DIRTY: u64 = 16 << 20;
+
+fn parse_dirty(text: &str) -> Result<u64, String> {
+    let dirty = spinio_io::settings::parse_bytes(text).filter(|bytes| *bytes >= LEAST_DIRTY);
+    let dirty = dirty.ok_or_else(|| "expected a number of bytes, at least 16M, such as 4G".to_owned())?;
+    let memory = spinio_sys::linux::total_memory();
+    match dirty <= memory {
+        true => Ok(dirty),
+        false => Err(format!("this machine has {} of memory", format::bytes(memory))),
+    }
+}
+
 pub fn mount(options: &Mount) -> anyhow::Result<Exit> {
     if options.foreground { supervise(options) } else { start(options) }
 }
@@ -48,9 +66,12 @@ pub fn umount(options: &Umount) -> anyhow::Result<Exit> {
 
 /// Starts the background process.
 fn start(options: &Mount) -> anyhow::Result<Exit> {
-    let mut child = this_program()?
-        .args(["gaia", "mount", "--foreground", "--background"])
-        .arg(std::path::absolute(&options.directory)?)
+    let mut command = this_program()?;
+    command.args(["gaia", "mount", "--foreground", "--background"]).arg(std::path::absolute(&options.directory)?);
+    if let Some(dirty) = options.dirty {
+        command.args(["--dirty", &dirty.to_string()]);
+    }
+    let mut child = command
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -76,7 +97,8 @@ fn supervise(options: &Mount) -> anyhow::Result<Exit> {
     if options.background {
         let _ = rustix::process::setsid();
     }
-    let supervisor = match Supervisor::mount(&options.directory, spinio_gaiad::default_pages_bytes()) {
+    let pages_bytes = options.dirty.map_or_else(spinio_gaiad::default_pages_bytes, spinio_gaiad::pages_bytes_for);
+    let supervisor = match Supervisor::mount(&options.directory, pages_bytes) {
         Ok(supervisor) => supervisor,
         Err(error) if options.background => {
             println!("{error}");

@@ -1,12 +1,13 @@
 //! `spinio gaia status`: what the mounts of GAIA, and the daemon of leased files, hold.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
 use clap::Args;
 use comfy_table::Cell;
 use serde_json::json;
-use spinio_gaiad::{DaemonStatus, FileStatus, LeasedFileStatus, MountStatus, PeerRefusal};
+use spinio_gaiad::{DaemonStatus, FileStatus, LeasedFileStatus, MountStatus, PeerRefusal, UserStatus, UserUse};
 
 use super::held::{Held, ONLY_ROOT};
 use crate::color::{OutputStyle, TextRole};
@@ -59,12 +60,22 @@ fn as_json(found: &[(PathBuf, MountStatus)]) -> Vec<serde_json::Value> {
             "pages_unchanged": file.stats.unchanged, "pages_being_invalidated": file.stats.twins,
         })
     };
+    let user = |user: &UserStatus| {
+        json!({
+            "user": user.user, "maps": user.has.connections, "mapped_bytes": user.has.mapped * PAGE,
+            "memory_bytes": user.has.used * PAGE,
+        })
+    };
     let mounts = found.iter().map(|(point, status)| {
-        let server = &status.server;
+        let (server, limits) = (&status.server, &status.server.limits);
         json!({
             "mount": point.to_string_lossy(), "server_pid": server.pid, "server_seconds": server.seconds,
             "maps": server.connections, "mapped_bytes": server.mapped * PAGE,
+            "maps_limit": limits.connections, "mapped_limit_bytes": limits.mapped * PAGE,
             "memory_bytes": server.used * PAGE, "memory_limit_bytes": server.slots * PAGE,
+            "user_maps_limit": limits.of_user.connections, "user_mapped_limit_bytes": limits.of_user.mapped * PAGE,
+            "user_memory_limit_bytes": limits.of_user.used * PAGE,
+            "users": status.users.iter().map(user).collect::<Vec<_>>(),
             "servers_replaced": server.replaced, "releases": server.totals.commits,
             "released_bytes": server.totals.published * PAGE, "pages_merged": server.totals.merged,
             "invalidations": server.totals.invalidations, "pages_invalidated": server.totals.invalidated,
@@ -77,7 +88,7 @@ fn as_json(found: &[(PathBuf, MountStatus)]) -> Vec<serde_json::Value> {
 
 fn render(found: &[(PathBuf, MountStatus)], paint: &OutputStyle) -> String {
     let mut s = String::new();
-    for (point, MountStatus { server, files }) in found {
+    for (point, MountStatus { server, users, files }) in found {
         if !s.is_empty() {
             s.push('\n');
         }
@@ -89,14 +100,35 @@ fn render(found: &[(PathBuf, MountStatus)], paint: &OutputStyle) -> String {
             n => format!(", after {n} that died"),
         };
         let _ = writeln!(s, "  server  process {}, for {since}{replaced}", server.pid);
-        let _ = writeln!(s, "  maps    {}, of {}", server.connections, format::bytes(server.mapped * PAGE));
-        let (used, limit) = (format::bytes(server.used * PAGE), format::bytes(server.slots * PAGE));
+        let limits = &server.limits;
+        let [mapped, most, used, limit] =
+            [server.mapped, limits.mapped, server.used, server.slots].map(|pages| format::bytes(pages * PAGE));
+        let _ = writeln!(
+            s,
+            "  maps    {} of at most {}, of {mapped} of at most {most}",
+            server.connections, limits.connections
+        );
         let _ = writeln!(s, "  memory  {used} of at most {limit} for released bytes that are not in their files yet");
+        s += &render_users(users, &limits.of_user);
         if !files.is_empty() {
             let _ = writeln!(s, "\n{}", table::text(&file_table(files, paint)));
         }
     }
     s
+}
+
+/// Who has how much, where several users share it.
+fn render_users(users: &[UserStatus], most: &UserUse) -> String {
+    if users.len() < 2 {
+        return String::new();
+    }
+    let words = |of: &UserUse, bound: &str| {
+        let [mapped, used] = [of.mapped, of.used].map(|pages| format::bytes(pages * PAGE));
+        format!("maps {bound}{}, of {bound}{mapped}; memory {bound}{used}", of.connections)
+    };
+    let user = |user: &UserStatus| format!("  user {}: {}\n", user.user, words(&user.has, ""));
+    let lines: String = users.iter().map(user).collect();
+    format!("{lines}  each user: {}\n", words(most, "at most "))
 }
 
 fn render_roots(points: &[PathBuf], paint: &OutputStyle) -> String {
@@ -115,13 +147,22 @@ fn daemons_as_json(daemons: &[(PathBuf, DaemonStatus)]) -> impl Iterator<Item = 
             "bytes_from_peer": file.peer_bytes, "peer_refused": file.refused.map(PeerRefusal::sentence),
         })
     };
+    let share = |((user, device), bytes): (&(u32, [u8; 16]), &u64)| json!({ "user": user, "device": uuid(device), "held_bytes": bytes });
     daemons.iter().map(move |(socket, daemon)| {
         json!({
             "serve": socket.to_string_lossy(), "pid": daemon.pid, "seconds": daemon.seconds, "maps": daemon.maps,
             "held_bytes": daemon.bytes, "limit_bytes": daemon.limit,
+            "users": shares(daemon).iter().map(share).collect::<Vec<_>>(),
             "files": daemon.files.iter().map(file).collect::<Vec<_>>(),
         })
     })
+}
+
+/// What each user has of each device: the limit is for these.
+fn shares(daemon: &DaemonStatus) -> BTreeMap<(u32, [u8; 16]), u64> {
+    let mut held = BTreeMap::new();
+    daemon.files.iter().for_each(|file| *held.entry((file.user, file.device)).or_default() += file.bytes);
+    held
 }
 
 /// A device as CUDA's tools write it, or the name of an emulated one.
@@ -140,8 +181,14 @@ fn render_daemons(daemons: &[(PathBuf, DaemonStatus)], paint: &OutputStyle) -> S
         let since = format::time(daemon.seconds as f64 * 1e9);
         let _ = writeln!(s, "  daemon  process {}, for {since}", daemon.pid);
         let _ = writeln!(s, "  maps    {}, read-only, of {} files", daemon.maps, daemon.files.len());
-        let limit = daemon.limit.map_or_else(String::new, |limit| format!(" of at most {} each", format::bytes(limit)));
+        let held = shares(daemon);
+        let limit = daemon
+            .limit
+            .map_or_else(String::new, |limit| format!(", at most {} of each GPU for each user", format::bytes(limit)));
         let _ = writeln!(s, "  memory  {} of GPUs{limit}", format::bytes(daemon.bytes));
+        for ((user, device), bytes) in held.iter().filter(|_| held.len() > 1) {
+            let _ = writeln!(s, "  user {user}: {} of {}", format::bytes(*bytes), uuid(device));
+        }
         if !daemon.files.is_empty() {
             // Most machines have one GPU, and a narrow terminal has little room for the path.
             let any_peer = daemon.files.iter().any(|file| file.peer_bytes > 0);
@@ -190,7 +237,7 @@ fn file_table(files: &[FileStatus], paint: &OutputStyle) -> comfy_table::Table {
 
 #[cfg(test)]
 mod tests {
-    use spinio_gaiad::{ServerStatus, Stats, Totals};
+    use spinio_gaiad::{ServerLimits, ServerStatus, Stats, Totals};
 
     use super::*;
 
@@ -204,20 +251,53 @@ mod tests {
             slots: 1 << 14,
             replaced: 2,
             totals: Totals { published: 9, ..Totals::default() },
+            limits: ServerLimits {
+                connections: 10,
+                mapped: 1024,
+                of_user: UserUse { connections: 5, mapped: 512, used: 7 << 11 },
+            },
         };
+        let user = UserStatus { user: 7, has: UserUse { connections: 2, mapped: 512, used: 3 } };
         let stats = Stats { commits: 5, merged: 1, ..Stats::default() };
         let file = FileStatus { path: "/graph.bin".into(), maps: 2, in_place: 1, owners: 1, dirty: 3, stats };
-        vec![("/data".into(), MountStatus { server, files: vec![file] })]
+        vec![("/data".into(), MountStatus { server, users: vec![user], files: vec![file] })]
     }
 
     #[test]
     fn status_names_mount_server_memory_and_files() {
         let text = render(&found(), &OutputStyle { colour: false, width: 100 });
-        for part in ["/data\n", "process 7", "after 2 that died", "2, of 2 MiB", "12 KiB of at most 64 MiB"] {
+        for part in [
+            "/data\n",
+            "process 7",
+            "after 2 that died",
+            "2 of at most 10, of 2 MiB of at most 4 MiB",
+            "12 KiB of at most 64 MiB",
+        ] {
             assert!(text.contains(part), "no `{part}` in\n{text}");
         }
+        assert!(!text.contains("user"), "one has all:\n{text}");
         let row: Vec<&str> = text.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(row, ["2", "1", "12", "KiB", "5", "1", "/graph.bin"]);
+    }
+
+    #[test]
+    fn users_who_share_a_mount_are_listed_with_their_limits() {
+        let mut mounts = found();
+        mounts[0].1.users.push(UserStatus { user: 8, has: UserUse { connections: 1, mapped: 1, used: 0 } });
+        let text = render(&mounts, &OutputStyle { colour: false, width: 100 });
+        for line in [
+            "  user 7: maps 2, of 2 MiB; memory 12 KiB\n",
+            "  user 8: maps 1, of 4 KiB; memory 0 B\n",
+            "  each user: maps at most 5, of at most 2 MiB; memory at most 56 MiB\n",
+        ] {
+            assert!(text.contains(line), "no `{line}` in\n{text}");
+        }
+        let json = as_json(&mounts);
+        assert_eq!(
+            json[0]["users"][0],
+            json!({"user": 7, "maps": 2, "mapped_bytes": 2 << 20, "memory_bytes": 12 << 10})
+        );
+        assert_eq!((&json[0]["user_memory_limit_bytes"], &json[0]["maps_limit"]), (&json!(56 << 20), &json!(10)));
     }
 
     #[test]
@@ -234,7 +314,7 @@ mod tests {
         let text = render_daemons(&[("/s".into(), daemon.clone())], &OutputStyle { colour: false, width: 120 });
         for part in [
             "process 9",
-            "6 MiB of GPUs of at most 8 MiB each",
+            "6 MiB of GPUs, at most 8 MiB of each GPU for each user",
             "GPU-00112233-4455-6677-8899-aabbccddeeff",
             "/m",
             "2 MiB",
@@ -242,6 +322,12 @@ mod tests {
         ] {
             assert!(text.contains(part), "no `{part}` in\n{text}");
         }
+        assert!(!text.contains("user 7:"), "one has all:\n{text}");
+        let mut two = daemon.clone();
+        two.files.push(LeasedFileStatus { user: 8, bytes: 1 << 20, ..two.files[0].clone() });
+        two.files.push(LeasedFileStatus { bytes: 1 << 20, ..two.files[0].clone() });
+        let text = render_daemons(&[("/s".into(), two)], &OutputStyle { colour: false, width: 120 });
+        assert!(text.contains("user 7: 7 MiB of GPU-0011") && text.contains("user 8: 1 MiB of GPU-0011"), "{text}");
         let json: Vec<_> = daemons_as_json(&[("/s".into(), daemon)]).collect();
         assert_eq!(json[0]["files"][0]["bytes_from_peer"], 2 << 20);
         assert_eq!((&json[0]["files"][0]["held_bytes"], &json[0]["limit_bytes"]), (&json!(6 << 20), &json!(8 << 20)));

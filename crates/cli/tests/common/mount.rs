@@ -20,6 +20,11 @@ pub struct Mount(tempfile::TempDir);
 impl Mount {
     /// Over an empty directory; `None` if that is not possible here.
     pub fn new() -> Option<Mount> {
+        Mount::with(&[])
+    }
+
+    /// With more arguments of the command.
+    pub fn with(arguments: &[&str]) -> Option<Mount> {
         if let Some(why) = unavailable() {
             eprintln!("skipped: {why}");
             return None;
@@ -28,7 +33,7 @@ impl Mount {
         std::fs::create_dir(mount.dir()).unwrap();
         let mut command = Command::new("timeout");
         // With pipes: the command must end, and its daemon must not keep them open.
-        let done = command.args(["60", PROGRAM, "gaia", "mount"]).arg(mount.dir()).output().unwrap();
+        let done = command.args(["60", PROGRAM, "gaia", "mount"]).args(arguments).arg(mount.dir()).output().unwrap();
         assert!(done.status.success() && done.stderr.is_empty(), "{done:?}");
         Some(mount)
     }

@@ -36,6 +36,39 @@ pub struct ServerStatus {
     pub replaced: u64,
     /// Counters of this server.
     pub totals: Totals,
+    /// How much there may be.
+    pub limits: ServerLimits,
+}
+
+/// What clients of a server may have; [`ServerStatus::slots`] is one more limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Connections.
+    pub connections: u64,
+    /// Pages of maps.
+    pub mapped: u64,
+    /// Of one user.
+    pub of_user: UserUse,
+}
+
+/// What one user has, or may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UserUse {
+    /// Connections of clients.
+    pub connections: u64,
+    /// Pages of their maps.
+    pub mapped: u64,
+    /// Pages that their released bytes and twins occupy.
+    pub used: u64,
+}
+
+/// What a server holds for one user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UserStatus {
+    /// The user.
+    pub user: u64,
+    /// What is held.
+    pub has: UserUse,
 }
 
 /// Counters of all files since the server started, also of those that it has no page table of any more.
@@ -72,7 +105,22 @@ pub struct FileStatus<'a> {
     pub path: &'a [u8],
 }
 
+impl ServerLimits {
+    pub(super) fn numbers(&self) -> [u64; 5] {
+        let UserUse { connections, mapped, used } = self.of_user;
+        [self.connections, self.mapped, connections, mapped, used]
+    }
+}
+
 impl Cursor<'_> {
+    pub(super) fn limits(&mut self) -> Result<ServerLimits, BadMessage> {
+        Ok(ServerLimits { connections: self.number()?, mapped: self.number()?, of_user: self.user_use()? })
+    }
+
+    pub(super) fn user_use(&mut self) -> Result<UserUse, BadMessage> {
+        Ok(UserUse { connections: self.number()?, mapped: self.number()?, used: self.number()? })
+    }
+
     pub(super) fn stats(&mut self) -> Result<Stats, BadMessage> {
         Ok(Stats {
             commits: self.number()?,

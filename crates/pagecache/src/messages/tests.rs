@@ -44,7 +44,7 @@ fn replies() -> Vec<Vec<u8>> {
     let run = |first, count, source| Fill { run: Run { first, count }, source };
     let list =
         [run(0, 1, Source::File), run(1, 5, Source::Window), run(9, 1, Source::Patch), run(10, 7, Source::Peer(7))];
-    let mut all = vec![Vec::new(); 13];
+    let mut all = vec![Vec::new(); 14];
     Reply::Mapped { owner: 1, size: 2, file: 3 }.encode(&mut all[0]);
     fills(&mut all[1], 12345, &list);
     Reply::Committed { pages: 1, merged: 2, bytes: 3 }.encode(&mut all[2]);
@@ -52,7 +52,10 @@ fn replies() -> Vec<Vec<u8>> {
     Reply::Stats(Stats { commits: 1, merged: 2, unchanged: 3, twins: 4, published: 5 }).encode(&mut all[4]);
     Reply::Failed { errno: 116 }.encode(&mut all[5]);
     let totals = Totals { commits: 8, published: 9, merged: 10, invalidations: 11, invalidated: 12, from_devices: 13 };
-    let status = ServerStatus { pid: 1, seconds: 2, connections: 3, mapped: 4, used: 5, slots: 6, replaced: 7, totals };
+    let has = UserUse { connections: 14, mapped: 15, used: 16 };
+    let limits = ServerLimits { connections: 17, mapped: 18, of_user: has };
+    let (pid, seconds, connections, mapped, used) = (1, 2, 3, 4, 5);
+    let status = ServerStatus { pid, seconds, connections, mapped, used, slots: 6, replaced: 7, totals, limits };
     Reply::ServerStatus(status).encode(&mut all[6]);
     let stats = Stats { commits: 1, ..Stats::default() };
     Reply::FileStatus(FileStatus { maps: 1, in_place: 1, owners: 3, dirty: 2, stats, path: b"/a/b" })
@@ -74,6 +77,7 @@ fn replies() -> Vec<Vec<u8>> {
     Reply::Holder(holder).encode(&mut all[10]);
     Reply::Staged.encode(&mut all[11]);
     Reply::Lent.encode(&mut all[12]);
+    Reply::UserStatus(UserStatus { user: 19, has }).encode(&mut all[13]);
     all
 }
 

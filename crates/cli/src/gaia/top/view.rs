@@ -237,7 +237,7 @@ mod tests {
             ServerStatus { pid, connections: 3, used: 5, slots: 1 << 18, replaced: pid, totals, ..Default::default() };
         let stats = Stats { published, merged: published / 2, ..Stats::default() };
         let file = FileStatus { path: "/graph.bin".into(), maps: 3, in_place: 0, owners: 2, dirty: 5, stats };
-        let mounts = vec![("/data".into(), MountStatus { server, files: vec![file] })];
+        let mounts = vec![("/data".into(), MountStatus { server, users: Vec::new(), files: vec![file] })];
         Held { mounts, daemons: vec![("/s".into(), DaemonStatus { maps: 4, ..Default::default() })], ..Held::default() }
     }
 
