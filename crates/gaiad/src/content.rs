@@ -249,16 +249,16 @@ impl Content {
         if data_only { rustix::fs::fdatasync(file) } else { rustix::fs::fsync(file) }
     }
 
-    /// How often released bytes of a file were lost since a program was told. Also of a file that has no table any more, or
-    /// not with this server.
+    /// How often released bytes of a file were lost since a program was told, which the caller does. Also of a file that has
+    /// no table any more, or not with this server.
     pub(crate) fn lost(&self, node: u64) -> u64 {
         self.files.nodes().lost(node)
     }
 
-    /// A program was told of so many.
-    pub(crate) fn lost_is_told(&self, node: u64, lost: u64) {
+    /// Whether a program was told of so many, after [`Content::lost`] has returned them.
+    pub(crate) fn lost_is_told(&self, node: u64, lost: u64, told: bool) {
         if lost > 0 {
-            self.files.nodes().lost_is_told(node, lost);
+            self.files.nodes().lost_is_told(node, lost, told);
         }
     }
 

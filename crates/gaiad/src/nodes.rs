@@ -24,7 +24,7 @@
 //! Order of stores: a record is complete before its state says "used"; `lookups` rises before the reply is sent. A
 //! crash therefore leaves a count that is right or too high, never too low: at worst a record stays until unmount.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -35,6 +35,7 @@ use rustix::io::Errno;
 use spinio_fuse::abi::ROOT_NODE;
 use spinio_sys::linux::{FileHandle, HANDLE_BYTES};
 
+use crate::lock::lock;
 use crate::state::{NODE_WORDS, StateMemory};
 
 /// Words of a record.
@@ -95,6 +96,10 @@ pub struct Nodes {
     gone: Condvar,
     /// More than half of the records are used.
     many: Condvar,
+    /// Nodes of which a program is being told that bytes were lost.
+    telling: Mutex<HashSet<u64>>,
+    /// There are fewer of these.
+    told: Condvar,
     limit: usize,
 }
 
@@ -147,7 +152,15 @@ impl Nodes {
         let used = state.nodes_used().load(Acquire).max(2) as u32;
         state.nodes_used().store(used.into(), Release);
         let limit = state.node_limit();
-        let nodes = Nodes { state, index: Mutex::default(), gone: Condvar::new(), many: Condvar::new(), limit };
+        let nodes = Nodes {
+            state,
+            index: Mutex::default(),
+            gone: Condvar::new(),
+            many: Condvar::new(),
+            telling: Mutex::default(),
+            told: Condvar::new(),
+            limit,
+        };
         for number in 1..used {
             let record = nodes.record(number);
             if record[word::STATE].load(Acquire) == USED {
@@ -241,17 +254,31 @@ impl Nodes {
         }
     }
 
-    /// How often bytes were lost since a program was told; 0: never.
+    /// How often bytes were lost since a program was told; 0: never. If it is not 0, the caller tells a program, and calls
+    /// [`Nodes::lost_is_told`]; others wait for that here, so that one program is told.
     pub fn lost(&self, node: u64) -> u64 {
-        self.used(node).map_or(0, |record| record[word::LOST].load(Acquire))
+        let lost = || self.used(node).map_or(0, |record| record[word::LOST].load(Acquire));
+        if lost() == 0 {
+            return 0;
+        }
+        let telling = lock(&self.telling);
+        let mut telling =
+            self.told.wait_while(telling, |telling| telling.contains(&node)).unwrap_or_else(PoisonError::into_inner);
+        let lost = lost();
+        if lost > 0 {
+            telling.insert(node);
+        }
+        lost
     }
 
-    /// A program was told of so many. Not before it was: a server that dies between would leave none that tells it.
-    pub fn lost_is_told(&self, node: u64, lost: u64) {
-        if let Some(record) = self.used(node) {
+    /// Whether a program was told of so many. Not before it was: a server that dies between would leave none that tells it.
+    pub fn lost_is_told(&self, node: u64, lost: u64, told: bool) {
+        if let Some(record) = self.used(node).filter(|_| told) {
             // Of those that came meanwhile the next one is told.
             let _ = record[word::LOST].compare_exchange(lost, 0, AcqRel, Relaxed);
         }
+        lock(&self.telling).remove(&node);
+        self.told.notify_all();
     }
 
     /// Takes back look-ups; true if the node is free now. `last` is called before it becomes so: from then on the inode
@@ -514,20 +541,46 @@ mod tests {
         let [node, other] = [7, 8].map(|inode| first.look_up(&identity(inode)).unwrap());
         first.set_lost(node);
         first.set_lost(other);
-        assert_eq!((first.lost(node), first.lost(node)), (1, 1));
+        assert_eq!(first.lost(node), 1);
+        first.lost_is_told(node, 1, false);
+        assert_eq!(first.lost(node), 1, "the program was not told");
         assert!(first.forget(other, 1, || ()));
         drop(first);
         let next = Nodes::attach(state);
         assert_eq!(next.lost(node), 1);
         next.set_lost(node);
-        next.lost_is_told(node, 1);
+        next.lost_is_told(node, 1, true);
         assert_eq!(next.lost(node), 2, "of one that the program was not told of");
-        next.lost_is_told(node, 2);
+        next.lost_is_told(node, 2, true);
         assert_eq!(next.lost(node), 0);
         // In the record that is free.
         let later = next.look_up(&identity(9)).unwrap();
         assert_eq!(later as u32, other as u32);
         assert_eq!((next.lost(later), next.lost(other)), (0, 0));
+    }
+
+    #[test]
+    fn loss_is_told_once_also_to_programs_that_ask_meanwhile() {
+        let nodes = Nodes::attach(Arc::new(StateMemory::small()));
+        let node = nodes.look_up(&identity(7)).unwrap();
+        nodes.set_lost(node);
+        assert_eq!(nodes.lost(node), 1);
+        std::thread::scope(|scope| {
+            let asks = [(); 2].map(|()| {
+                scope.spawn(|| {
+                    let lost = nodes.lost(node);
+                    if lost > 0 {
+                        nodes.lost_is_told(node, lost, true);
+                    }
+                    lost
+                })
+            });
+            // Long enough for both to ask; if they do later, the test sees less, and passes.
+            std::thread::sleep(Duration::from_millis(50));
+            nodes.lost_is_told(node, 1, false);
+            let told: u64 = asks.into_iter().map(|ask| ask.join().unwrap()).sum();
+            assert_eq!(told, 1, "the first one was not told, so one of the others is");
+        });
     }
 
     #[test]

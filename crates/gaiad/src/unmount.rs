@@ -231,12 +231,12 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd) {
         let lost = all.content.lost(file.node);
         let written = written.and(if lost > 0 { Err(Errno::IO) } else { Ok(()) });
         // A file that was forgotten meanwhile has written out what it had.
-        if let Err(error) = written
-            && !file.is_gone()
-        {
-            if status::send_file(all, socket, &file).is_ok() && send(socket, |out| refuse(out, error)).is_ok() {
-                all.content.lost_is_told(file.node, lost);
-            }
+        let refused = written.err().filter(|_| !file.is_gone());
+        let told = refused.is_some_and(|error| {
+            status::send_file(all, socket, &file).is_ok() && send(socket, |out| refuse(out, error)).is_ok()
+        });
+        all.content.lost_is_told(file.node, lost, told);
+        if refused.is_some() {
             return;
         }
     }

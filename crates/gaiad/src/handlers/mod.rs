@@ -159,9 +159,9 @@ impl Handlers {
                 }
                 _ => self.execute(request, reply, others),
             };
-            if !request.operation.has_no_reply() && send(result.map(|()| &*reply)) {
-                self.content.lost_is_told(request.header.node, reply.lost);
-            }
+            let lost = reply.lost;
+            let told = !request.operation.has_no_reply() && send(result.map(|()| &*reply));
+            self.content.lost_is_told(request.header.node, lost, told);
             return;
         }
         let (entry, past) = match self.journal.claim(request.id()) {
