@@ -13,14 +13,13 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "../common/measure.h"
 
 #ifndef RWF_DONTCACHE
 #define RWF_DONTCACHE 0x80
@@ -28,25 +27,6 @@
 
 enum { MIB = 1 << 20, STRETCH = 256 * MIB, KEPT = 2 * MIB, STEP = MIB / 2, WAYS = 3, MOST = 99 };
 static const char *ways[WAYS] = {"plain", "dropped", "dontcache"};
-
-static void die(const char *what)
-{
-    fprintf(stderr, "dontcache: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec / 1e9;
-}
-
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static double cached_mib(int fd, off_t at, size_t size)
 {
@@ -109,9 +89,9 @@ int main(int argc, char **argv)
                 left[way] = cached_mib(fd, at, size);
             }
         for (int way = 0; way < WAYS; way++) {
-            qsort(speed[way], rounds, sizeof(double), by_size);
+            double middle = median(speed[way], rounds);
             printf("{\"block\":%zu,\"way\":\"%s\",\"gbps\":%.3f,\"least\":%.3f,\"most\":%.3f,\"left\":%.1f}\n", blocks[b], ways[way],
-                   speed[way][rounds / 2], speed[way][0], speed[way][rounds - 1], left[way]);
+                   middle, speed[way][0], speed[way][rounds - 1], left[way]);
         }
         fflush(stdout);
     }

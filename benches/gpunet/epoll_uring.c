@@ -20,43 +20,16 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "../common/measure.h"
 
 enum { BYTES = 64, MOST_CONNECTIONS = 1000, MOST_ROUNDS = 99, SECONDS = 1, SAMPLES = 1 << 20, EVENTS = 64, DEPTH = 4096 };
 
 static atomic_bool stop;
-
-static void die(const char *what)
-{
-    fprintf(stderr, "epoll_uring: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
-static double seconds_of(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return t.tv_sec + t.tv_nsec / 1e9;
-}
-
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int count)
-{
-    qsort(values, count, sizeof *values, by_size);
-    return values[count / 2];
-}
 
 struct server {
     int connections, ends[MOST_CONNECTIONS];
@@ -132,9 +105,9 @@ static void serve_by_uring(struct server *s)
 static void *serve(void *argument)
 {
     struct server *s = argument;
-    double before = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+    double before = seconds(CLOCK_THREAD_CPUTIME_ID);
     (s->uring ? serve_by_uring : serve_by_epoll)(s);
-    s->processor = seconds_of(CLOCK_THREAD_CPUTIME_ID) - before;
+    s->processor = seconds(CLOCK_THREAD_CPUTIME_ID) - before;
     return NULL;
 }
 
@@ -176,29 +149,29 @@ static struct result run(struct server *s)
     stop = false;
     if (pthread_create(&thread, NULL, serve, s))
         die("pthread_create");
-    double began = seconds_of(CLOCK_MONOTONIC), now = began;
+    double began = now(), time = began;
     for (int i = 0; i < s->connections; i++) {
-        sent_at[i] = now;
+        sent_at[i] = time;
         if (send(clients[i], bytes, BYTES, 0) != BYTES)
             die("send");
     }
     int64_t messages = 0;
-    while (now - began < SECONDS) {
+    while (time - began < SECONDS) {
         struct epoll_event events[EVENTS];
         int count = epoll_wait(epoll, events, EVENTS, 100);
         for (int i = 0; i < count; i++) {
             int at = events[i].data.u32;
             if (recv(clients[at], bytes, BYTES, MSG_WAITALL) != BYTES)
                 die("recv");
-            now = seconds_of(CLOCK_MONOTONIC);
-            trips[messages++ % SAMPLES] = now - sent_at[at];
-            sent_at[at] = now;
+            time = now();
+            trips[messages++ % SAMPLES] = time - sent_at[at];
+            sent_at[at] = time;
             if (send(clients[at], bytes, BYTES, 0) != BYTES)
                 die("send");
         }
-        now = seconds_of(CLOCK_MONOTONIC);
+        time = now();
     }
-    double took = now - began;
+    double took = time - began;
     stop = true;
     pthread_join(thread, NULL);
     for (int i = 0; i < s->connections; i++) {
