@@ -60,6 +60,8 @@ mod word {
 /// At the end of the table: threads that wait at a time, since others must hear what is forgotten, and how long.
 const WAITING: usize = 2;
 const WAIT: Duration = Duration::from_secs(1);
+/// The longest wait for a program to be told of a loss.
+const TELLING: Duration = Duration::from_secs(1);
 
 const FREE: u64 = 0;
 const USED: u64 = 1;
@@ -262,8 +264,9 @@ impl Nodes {
             return 0;
         }
         let telling = lock(&self.telling);
-        let mut telling =
-            self.told.wait_while(telling, |telling| telling.contains(&node)).unwrap_or_else(PoisonError::into_inner);
+        // A thread that has panicked meanwhile says nothing any more.
+        let waited = self.told.wait_timeout_while(telling, TELLING, |telling| telling.contains(&node));
+        let (mut telling, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let lost = lost();
         if lost > 0 {
             telling.insert(node);

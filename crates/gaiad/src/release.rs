@@ -95,6 +95,9 @@ impl<'a> Client<'a> {
 
     /// Slots; if there are too few, after what was released before is written out.
     fn slots(&self, count: usize) -> Result<Vec<StagedRun>> {
+        if !self.memory.has_room_for(count as u64) {
+            return Err(Failure::Refused(Errno::NOSPC));
+        }
         let files = self.all.content.files();
         let slots = files.with_slots(|| files.slots().stage_runs_of(self.memory.share(), count));
         slots.map_err(|e| Failure::Refused(errno(&e)))

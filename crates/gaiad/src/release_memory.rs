@@ -10,7 +10,8 @@
 //!
 //! Known flaws: several users with many connections can keep others waiting until they give up, and a large release can
 //! starve beside small ones, which take what is free. Pages that were released before the server was replaced are in no
-//! user's share.
+//! user's share. Pages that a user has released again stay in its share as long as another program's open epoch has the bytes
+//! before: one that may write the same file can keep that user's releases out.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

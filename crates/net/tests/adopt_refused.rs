@@ -5,6 +5,7 @@
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
 use spinio_device::registry;
 use spinio_net::{Net, Options};
@@ -42,6 +43,18 @@ fn refuse_epoll_add() {
 fn is_nonblocking(fd: &impl AsRawFd) -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+}
+
+#[test]
+fn socket_that_is_refused_keeps_its_linger() {
+    let net = Net::open(registry::emulated().unwrap(), Options::default()).unwrap();
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None).unwrap();
+    let linger = Some(Duration::from_secs(30));
+    rustix::net::sockopt::set_socket_linger(&socket, linger).unwrap();
+    assert_eq!(net.adopt(socket.as_raw_fd()).unwrap_err().errno, Errno::NOTCONN);
+    // All that another thread closes is closed then.
+    net.close().unwrap();
+    assert_eq!(rustix::net::sockopt::socket_linger(&socket).unwrap(), linger);
 }
 
 #[test]

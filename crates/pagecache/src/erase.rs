@@ -158,7 +158,8 @@ impl FilePages {
     /// Head of a page, if it is in a slot, with zeros in this part, in another slot; `None`: head is in the backing file.
     fn erased_snapshot(&mut self, backing: &dyn Backing, page: u64, part: Range<usize>) -> Result<Option<SlotRef>> {
         let Source::Slot(head) = self.head(page) else { return Ok(None) };
-        match head.allocate_another() {
+        // Beyond the user's share too: the slot that it replaces is free at once.
+        match head.allocate_another().or_else(|_| self.slots.stage().map(|staged| staged.0)) {
             Ok(slot) => {
                 let mut bytes = ZEROS;
                 head.read(&mut bytes);

@@ -34,14 +34,15 @@ impl Proxy {
     /// Whether there is room for one more socket. Closed ones are given up for it.
     pub(super) fn make_room(&mut self, kind: u16, now: u64) -> bool {
         while !self.sockets.has_room(kind) {
-            if !self.give_up_one(now) {
+            if self.give_up_one(now).is_none() {
                 return false;
             }
         }
         true
     }
 
-    /// Makes a call of Linux that takes a descriptor or memory, for which closed sockets are given up.
+    /// Makes a call of Linux that takes a descriptor or memory, for which closed sockets are given up: one whose descriptor another
+    /// thread has to close makes room for a later call only.
     pub(super) fn with_room<T>(
         &mut self,
         now: u64,
@@ -49,14 +50,14 @@ impl Proxy {
     ) -> Result<T, Errno> {
         loop {
             match call(self) {
-                Err(errno) if is_no_room(errno) && self.give_up_one(now) => {}
+                Err(errno) if is_no_room(errno) && self.give_up_one(now) == Some(true) => {}
                 done => return done,
             }
         }
     }
 
-    /// Gives up a closed socket whose peer takes nothing or too little, if there is one.
-    fn give_up_one(&mut self, now: u64) -> bool {
+    /// Gives up a closed socket whose peer takes nothing or too little, if there is one; whether its descriptor is free.
+    fn give_up_one(&mut self, now: u64) -> Option<bool> {
         let (sockets, limit) = (&mut self.sockets, self.linger.open);
         self.closing.retain(|index| sockets.at(index).is_some_and(|socket| socket.closing.is_some()));
         let mut is_given_up = |index: &u32, is: fn(&mut Socket, u64, u64) -> bool| {
@@ -64,12 +65,8 @@ impl Proxy {
         };
         let stalled = self.closing.iter().find(|index| is_given_up(index, Socket::has_stalled));
         // The first one is the one that was closed first.
-        let Some(index) = stalled.or_else(|| self.closing.iter().find(|index| is_given_up(index, Socket::is_late)))
-        else {
-            return false;
-        };
-        self.abandon(index);
-        true
+        let index = stalled.or_else(|| self.closing.iter().find(|index| is_given_up(index, Socket::is_late)))?;
+        Some(self.abandon(index))
     }
 
     /// Whether a closed socket is given up even if no other one needs its rings.
@@ -108,6 +105,10 @@ impl Proxy {
             let complete = socket.closing.is_some() && socket.send_ring.pending() == 0 && socket.transfers.is_empty();
             socket.kind == STREAM && socket.state == State::Connected && (socket.resets || !complete)
         });
-        if is_cut { self.abandon(index) } else { self.remove(index) }
+        if is_cut {
+            self.abandon(index);
+        } else {
+            self.remove(index);
+        }
     }
 }

@@ -40,9 +40,9 @@ impl Proxy {
         if self.stopped {
             return Err(self.refusal);
         }
+        // Not of the closer: the program keeps a socket that is refused, as it is. It has another descriptor, so a close does not wait.
         let own = self.with_room(now, |_| place.duplicate())?;
-        let own = self.closer.own(own.into_fd());
-        let fd = own.fd();
+        let fd = own.0;
         let SocketKind { domain, kind, protocol, listening } = socket_kind(fd)?;
         if domain != AF_UNIX && !is_inet(domain) {
             return Err(Errno::AFNOSUPPORT);
@@ -71,6 +71,7 @@ impl Proxy {
             if domain == AF_UNIX && !refused_rights {
                 let _ = rights::pass_rights(fd, true);
             }
+            self.close_now(index);
             self.remove(index);
             return Err(errno);
         }
@@ -164,10 +165,8 @@ impl Proxy {
         }
         self.set_error(index, Errno::BADF.raw_os_error() as u16);
         self.cancel_calls(index, Errno::BADF);
-        let _ = socket::epoll_remove(self.epoll.0, fd);
-        // Not by the closer, which may have others before: the connection would not end with the program's descriptor. It is not the last
-        // one, so this close does not wait.
-        drop(self.sockets.at(index).and_then(|socket| socket.fd.take()));
+        // The connection ends with the program's descriptor. That is the last one, so this close does not wait.
+        self.close_now(index);
         self.remove(index);
         Ok(unread)
     }

@@ -104,18 +104,32 @@ impl Proxy {
 
     /// Frees a closed socket that has sent all.
     fn end(&mut self, index: u32) {
-        match self.sockets.at(index).is_some_and(|socket| socket.resets) {
-            true => self.abandon(index),
-            false => self.remove(index),
+        if self.sockets.at(index).is_some_and(|socket| socket.resets) {
+            self.abandon(index);
+        } else {
+            self.remove(index);
         }
     }
 
-    /// Resets the connection.
-    pub(super) fn abandon(&mut self, index: u32) {
-        if let Some(fd) = self.sockets.at(index).and_then(|socket| socket.raw_fd()) {
+    /// Resets the connection; whether its descriptor is free.
+    pub(super) fn abandon(&mut self, index: u32) -> bool {
+        let Some(socket) = self.sockets.at(index) else { return true };
+        if let Some(fd) = socket.raw_fd() {
             let _ = socket::reset_on_close(fd);
         }
+        let waits = socket.is_foreign() && !is_inet(socket.domain);
+        if !waits {
+            self.close_now(index);
+        }
         self.remove(index);
+        !waits
+    }
+
+    /// Closes the descriptor of a socket that is about to be removed, and whose close does not wait: others have one too, or the
+    /// connection is reset, and nothing waits in its queue.
+    pub(super) fn close_now(&mut self, index: u32) {
+        let Some(fd) = self.sockets.at(index).and_then(|socket| socket.fd.take()) else { return };
+        let _ = socket::epoll_remove(self.epoll.0, fd.0);
     }
 
     /// Removes a socket: its descriptor is closed, and its place is free.
