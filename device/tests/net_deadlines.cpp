@@ -200,9 +200,48 @@ static void limit_passes_while_all_mailboxes_are_in_use()
         close(fd);
 }
 
+// Each block waits for a datagram: the first one for the datagram, the other one, which comes later, for the direction and then for the
+// datagram.
+__global__ void receive_datagram_in_blocks(net::Handle handle, int s, uint64_t limit, int64_t *out)
+{
+    __shared__ char bytes[16];
+    auto g = net::block();
+    net::set_timeout(g, handle, s, limit, 0);
+    uint64_t begun = spinio::nanoseconds();
+    for (const uint64_t start = begun + blockIdx.x * limit / 5; begun < start; begun = spinio::nanoseconds())
+        spinio::wait_hint();
+    const int64_t received = net::recv(g, handle, s, bytes, sizeof bytes);
+    const uint64_t took = spinio::nanoseconds() - begun;
+    if (g.leads())
+        out[blockIdx.x * 2] = received, out[blockIdx.x * 2 + 1] = int64_t(took);
+}
+
+// A call waits for the direction and then for a datagram, both with one limit.
+static void limit_counts_the_wait_for_another_datagram_call()
+{
+    constexpr int64_t limit = 5000 * int64_t(ms);
+    Net net;
+    int ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_DGRAM, 0, ends));
+    int s = spinio_net_adopt(net.net, ends[1]);
+    CHECK(s > 0);
+    spinio::launch_resident_on(net.stream, receive_datagram_in_blocks, 2, 32, net.handle, s, uint64_t(limit), net.words);
+    net.wait();
+    for (int i = 0; i < 2; i++) {
+        const int64_t received = net.words[i * 2], took = net.words[i * 2 + 1];
+        // 1.8 times the limit, were there one for each wait.
+        if (received != -EAGAIN || took < limit || took > limit * 3 / 2) {
+            std::printf("datagram call %d: %lld after %lld ns\n", i, (long long)received, (long long)took);
+            failures++;
+        }
+    }
+    close(ends[0]);
+}
+
 int main()
 {
     limit_passes_while_another_group_has_the_direction();
+    limit_counts_the_wait_for_another_datagram_call();
     limit_passes_while_all_mailboxes_are_in_use();
     std::printf("%d failures\n", failures);
     return failures != 0;

@@ -32,7 +32,7 @@ impl Proxy {
             Some(socket) if socket.kind == DGRAM => Some(Errno::OPNOTSUPP),
             Some(socket) if socket.state != State::Listening => Some(Errno::INVAL),
             Some(socket) => {
-                let deadline = deadline_of(request.address.words()[0], now);
+                let deadline = deadline_of(request.address.words()[0]);
                 socket.accepts.push_back(Accept { caller, deadline });
                 self.accept_all(descriptor.index, now);
                 if request.flags & DONTWAIT == 0 {

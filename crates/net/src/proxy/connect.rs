@@ -41,7 +41,7 @@ impl Proxy {
                 State::Failed => Errno::CONNRESET,
                 State::Unconnected | State::Connecting => {
                     let (bytes, len) = request.address.bytes();
-                    let deadline = deadline_of(request.time_limit, now);
+                    let deadline = deadline_of(request.time_limit);
                     socket.connect = Some(Connect { caller: Some(caller), deadline, to: bytes[..len].to_vec() });
                     (socket.meeting.since, socket.meeting.kept) = (None, None);
                     if std::mem::take(&mut socket.connect_error) != 0 {

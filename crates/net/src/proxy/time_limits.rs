@@ -5,15 +5,16 @@
 
 use std::collections::VecDeque;
 
-use spinio_sys::Errno;
+use spinio_sys::{Errno, linux};
 
 use super::Proxy;
 use super::caller::failed;
 use super::sockets::Accept;
 
-/// When a call with a time limit ends; 0: it has none, `u64::MAX`.
-pub(super) fn deadline_of(limit: u64, now: u64) -> u64 {
-    if limit == 0 { u64::MAX } else { now.saturating_add(limit) }
+/// When a call with a time limit ends; 0: it has none, `u64::MAX`. From the time of the clock, not of the turn: a turn has begun before the
+/// request came, so that the call would end before its limit.
+pub(super) fn deadline_of(limit: u64) -> u64 {
+    if limit == 0 { u64::MAX } else { linux::monotonic_ns().saturating_add(limit) }
 }
 
 impl Proxy {

@@ -3,6 +3,8 @@
 //   send   all: payload into the ring     leader: header, doorbell; waits until the proxy has sent it: its result
 //   recv   leader: header of the next record     all: payload -> buffer     leader: consumed position
 //
+// `timeout` of the functions below: the time limit of the direction, less what its lock took; one limit for all waits of the call.
+//
 // crates/ring/src/datagram.rs has the format of a record. A socket sends one datagram at a time, so that each call gets the
 // errno of its own datagram: EMSGSIZE, ECONNREFUSED, ENOENT ... as a program does. Several sockets send side by side.
 #ifndef SPINIO_NET_DATAGRAM_H
@@ -30,11 +32,12 @@ __device__ inline unsigned long_address(unsigned length)
 }
 
 // Waits until the datagram that ends at `tail` has left the ring: 0 or -errno.
-__device__ inline int wait_for_result(const Handle &net, int s, int flags, uint64_t tail)
+__device__ inline int wait_for_result(const Handle &net, int s, int flags, uint64_t tail, uint64_t timeout, uint64_t &deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     const uint64_t *line = device_line(net, s);
-    Wait wait(net, s, flags, deadline_of(load_relaxed_device(&socket->send_timeout), 0), true);
+    deadline = deadline_of(timeout, deadline);
+    Wait wait(net, s, flags, deadline, true);
     for (unsigned polls = 1;; polls++) {
         uint64_t word = load_acquire_system(line + 1);
         if (((word ^ tail) & layout::position_mask) == 0) {
@@ -66,10 +69,10 @@ __device__ inline int check_datagram(const layout::DeviceSocket *socket, size_t 
 }
 
 template <typename Group>
-__device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to)
+__device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to, uint64_t timeout)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    uint64_t place = socket->send_ring;
+    uint64_t place = socket->send_ring, deadline = 0;
     // A packet goes to the peer.
     if (type_of(socket) == SEQPACKET)
         to = nullptr;
@@ -78,7 +81,7 @@ __device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, 
         start.value = flags & MORE ? -EOPNOTSUPP : bytes && !buffer ? -EFAULT : check_datagram(socket, bytes, to);
         // One whose call did not wait until it was sent. Its errno is lost.
         if (!start.value && load_relaxed_device(&socket->sent) != start.position) {
-            int failed = wait_for_result(net, s, flags, start.position);
+            int failed = wait_for_result(net, s, flags, start.position, timeout, deadline);
             if (load_relaxed_device(&socket->sent) != start.position)
                 start.value = failed;
         }
@@ -103,7 +106,7 @@ __device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, 
             start.value = ring(net, layout::doorbell_send, index_of(s), epoch_of(s), end);
             if (!start.value) {
                 tail = end;
-                start.value = wait_for_result(net, s, 0, tail);
+                start.value = wait_for_result(net, s, 0, tail, timeout, deadline);
                 // After the time limit it is still in the ring, and will be sent.
                 if (start.value == -EAGAIN && load_relaxed_device(&socket->sent) != tail)
                     start.value = 0;
@@ -117,11 +120,11 @@ __device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, 
 }
 
 // The next record, on the leader: its words, and its size; or 0 at the end, or -errno.
-__device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, uint64_t consumed, uint64_t (&header)[4], bool &full)
+__device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, uint64_t consumed, uint64_t timeout, uint64_t (&header)[4], bool &full)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t deadline = 0;
-    const Arrived there = wait_for_bytes(net, s, flags, consumed, ring_size(socket->receive_ring), load_relaxed_device(&socket->receive_timeout), deadline);
+    const Arrived there = wait_for_bytes(net, s, flags, consumed, ring_size(socket->receive_ring), timeout, deadline);
     full = there.full;
     if (there.bytes <= 0)
         return there.bytes;
@@ -133,7 +136,7 @@ __device__ inline int64_t wait_for_record(const Handle &net, int s, int flags, u
 }
 
 template <typename Group>
-__device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from)
+__device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from, uint64_t timeout)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     uint64_t place = socket->receive_ring, header[4] = {0, 0, 0, 0};
@@ -142,7 +145,7 @@ __device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int 
     // Stored length 24 and length of the datagram, or -errno; consumed position.
     Outcome next = {0, 0, 0};
     if (group.leads()) {
-        record = bytes && !buffer ? -EFAULT : wait_for_record(net, s, flags, start.position, header, full);
+        record = bytes && !buffer ? -EFAULT : wait_for_record(net, s, flags, start.position, timeout, header, full);
         uint64_t failed = header[0] >> 48;
         next = {record < 0 ? record : failed ? -int64_t(failed) : int64_t((header[0] & 0xffffff) | (header[3] & 0xffffffff) << 24), start.position, 0};
     }
@@ -192,7 +195,7 @@ __device__ int64_t sendto(Group group, const Handle &net, int s, const void *buf
         return locked.value;
     layout::DeviceSocket *socket = detail::device_socket(net, s);
     if (detail::has_datagrams(locked.ring))
-        return detail::send_datagram(group, net, s, locked, buffer, bytes, flags, &to);
+        return detail::send_datagram(group, net, s, locked, buffer, bytes, flags, &to, known.timeout);
     if (group.leads())
         detail::unlock(s, &socket->send_lock, locked.position);
     group.sync();
@@ -213,7 +216,7 @@ __device__ int64_t recvfrom(Group group, const Handle &net, int s, void *buffer,
     if (!locked.ring)
         return locked.value;
     if (detail::has_datagrams(locked.ring))
-        return detail::receive_datagram(group, net, s, locked, buffer, bytes, flags, from);
+        return detail::receive_datagram(group, net, s, locked, buffer, bytes, flags, from, known.timeout);
     if (group.leads()) {
         detail::unlock(s, &detail::device_socket(net, s)->receive_lock, locked.position);
         if (from)

@@ -76,7 +76,7 @@ __device__ inline int64_t move_piece(const Handle &net, bool reads, int f, int b
 __device__ SPINIO_OUTLINE inline int64_t wait_for_room_of_peer_locked(Handle net, int s, int flags, uint64_t deadline)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
-    const Position locked = lock(net, s, &socket->send_lock, Patience::limited);
+    const Position locked = lock(net, s, &socket->send_lock, Patience::limited, deadline);
     if (locked.failed < 0)
         return locked.failed;
     const int64_t room = wait_for_room_of_peer(net, s, flags, locked.position, deadline);

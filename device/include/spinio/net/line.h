@@ -172,12 +172,12 @@ __device__ inline uint64_t time_left(uint64_t deadline)
 enum class Patience { none, limited, endless };
 
 // Locks a direction of a socket, once no other call has it. -EBADF once the descriptor is closed. With a limit, a result of more than 0 is
-// what is left of it.
-__device__ SPINIO_OUTLINE inline Position lock(Handle net, int s, uint64_t *word, Patience patience)
+// what is left of it; a call that has waited before gives its deadline.
+__device__ SPINIO_OUTLINE inline Position lock(Handle net, int s, uint64_t *word, Patience patience, uint64_t deadline = 0)
 {
     layout::DeviceSocket *socket = device_socket(net, s);
     Backoff waiting;
-    uint64_t deadline = 0;
+    bool limited = false;
     for (unsigned polls = 1;; polls++) {
         if (int failed = find(net, s))
             return {failed, 0};
@@ -189,8 +189,11 @@ __device__ SPINIO_OUTLINE inline Position lock(Handle net, int s, uint64_t *word
         }
         if (patience == Patience::none && is_free(s, old & ~locked_bit))
             return {-EAGAIN, 0};
-        if (patience == Patience::limited && polls == 1)
-            deadline = deadline_of(load_relaxed_device(word == &socket->receive_lock ? &socket->receive_timeout : &socket->send_timeout), 0);
+        if (patience == Patience::limited && !limited) {
+            const uint64_t *timeout = word == &socket->receive_lock ? &socket->receive_timeout : &socket->send_timeout;
+            deadline = deadline_of(load_relaxed_device(timeout), deadline);
+            limited = true;
+        }
         if (polls % polls_a_stop == 0 && stopped(net))
             return {-ESHUTDOWN, 0};
         if (polls % polls_a_stop == 0 && is_after(deadline))

@@ -27,9 +27,9 @@ namespace detail {
 
 // datagram.h; the caller has locked the direction: `start`.
 template <typename Group>
-__device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from);
+__device__ SPINIO_OUTLINE int64_t receive_datagram(Group group, Handle net, int s, Outcome start, void *buffer, size_t bytes, int flags, Address *from, uint64_t timeout);
 template <typename Group>
-__device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to);
+__device__ SPINIO_OUTLINE int64_t send_datagram(Group group, Handle net, int s, Outcome start, const void *buffer, size_t bytes, int flags, const Address *to, uint64_t timeout);
 
 // What the first word of a line can say beside a count of bytes: nothing yet, or that the errno is in the second word.
 constexpr int64_t nothing = INT64_MIN, has_failed = INT64_MIN + 1;
@@ -304,7 +304,7 @@ __device__ int64_t receive_stream(Group group, const Handle &net, int s, void *b
         if (!there.ring)
             return there.value;
         if (has_datagrams(there.ring))
-            return receive_datagram(group, net, s, there, buffer, bytes, flags, nullptr);
+            return receive_datagram(group, net, s, there, buffer, bytes, flags, nullptr, locked.timeout);
         if (there.value <= 0)
             break;
         const size_t take = bytes - done < size_t(there.value) ? bytes - done : size_t(there.value);
@@ -391,7 +391,7 @@ __device__ int64_t send_stream(Group group, const Handle &net, int s, const void
         if (!room.ring)
             return room.value;
         if (has_datagrams(room.ring))
-            return send_datagram(group, net, s, room, buffer, bytes, flags, nullptr);
+            return send_datagram(group, net, s, room, buffer, bytes, flags, nullptr, locked.timeout);
         if (room.value == nowhere)
             done = bytes;
         if (room.value <= 0 || room.value == nowhere)
