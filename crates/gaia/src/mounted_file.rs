@@ -1,7 +1,8 @@
 //! The client's own descriptor of the mounted file.
 //!
 //! The client flushes and sets times itself, through the mount, as any program could. So the server never uses its own
-//! mount, which could wait for itself, and a client that does not flush harms only itself: it loads old bytes.
+//! mount, which could wait for itself, and a client that does not flush harms only itself: it loads old bytes, or its releases of
+//! pages that CPU programs have changed too take longer.
 //!
 //! **Not every error of a flush is one** (Linux 6.18). A mapping of a file ends, and the Linux kernel sends its new times.
 //! If the program is killed before a server has read that request, `fuse_vma_close` keeps EINTR as an error of the file
@@ -33,6 +34,8 @@ pub(crate) trait MountedFile: Send {
     fn ticket(&self) -> Result<TicketReply>;
     /// Hands the Linux kernel's dirty pages of the range to the server; `len` 0: to the end of the file.
     fn flush(&self, offset: u64, len: u64) -> Result<()>;
+    /// The same, without waiting, and without a result: of pages that the server will ask the kernel for.
+    fn start_flush(&self, offset: u64, len: u64);
     /// Returns when all bytes of the file are on storage.
     fn sync(&self) -> Result<()>;
     /// The size as CPU programs see it; it may not be with the server yet.
@@ -94,6 +97,11 @@ impl MountedFile for FuseFile {
     fn flush(&self, offset: u64, len: u64) -> Result<()> {
         self.unless_refused(|| linux::write_back_range(self.0.get(), offset, len))
             .map_err(|e| Error::of(e, "flush the file"))
+    }
+
+    fn start_flush(&self, offset: u64, len: u64) {
+        // It waits for nothing, and reports no failed write-back.
+        let _ = linux::start_write_back(self.0.get(), offset, len);
     }
 
     fn sync(&self) -> Result<()> {

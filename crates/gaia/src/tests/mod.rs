@@ -91,6 +91,8 @@ fn release_sends_only_changed_pages() {
     assert_eq!(map.release(0, 6 * P).unwrap(), 3 * P);
     let runs = [Run { first: 1, count: 2 }, Run { first: 4, count: 1 }];
     assert_eq!(bench.server.state.lock().unwrap().released, [runs.to_vec()]);
+    let written_back = std::mem::take(&mut bench.server.state.lock().unwrap().flushes_started);
+    assert_eq!(written_back, [(P, 2 * P), (4 * P, P)], "what CPU programs have stored to these pages, and no other");
     assert_eq!(bench.snapshot(1).unwrap()[5], 255);
     assert_eq!(bench.snapshot(4).unwrap()[PAGE - 1], 253);
     // Nothing is changed in the next epoch: a release without pages.

@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub(crate) committed: HashSet<ReleaseId>,
     pub(crate) released: Vec<Vec<Run>>,
     pub(crate) flushed: Vec<(u64, u64)>,
+    /// Those that nothing waits for.
+    pub(crate) flushes_started: Vec<(u64, u64)>,
     pub(crate) fault: Option<Fault>,
     pub(crate) hellos: u32,
     pub(crate) syncs: u32,
@@ -262,6 +264,10 @@ impl MountedFile for PlainFile {
         let mut state = self.0.state.lock().unwrap();
         state.flushed.push((offset, len));
         state.flush_fails.map_or(Ok(()), |errno| Err(Error::of(errno, "flush the file")))
+    }
+
+    fn start_flush(&self, offset: u64, len: u64) {
+        self.0.state.lock().unwrap().flushes_started.push((offset, len));
     }
 
     fn sync(&self) -> Result<()> {
