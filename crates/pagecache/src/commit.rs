@@ -51,6 +51,15 @@ struct Known {
     current: bool,
 }
 
+/// Copies of a page, for one page after the other: arrays that are moved would be copied each time.
+struct Copies {
+    /// What was staged, then what will be published.
+    new: PageBytes,
+    head: PageBytes,
+    base: PageBytes,
+    merged: PageBytes,
+}
+
 /// A release before its commit. Dropped, it leaves nothing.
 struct Draft {
     slots: Arc<Slots>,
@@ -147,6 +156,7 @@ impl FilePages {
         let mut counters = self.counters;
         let (mut entries, mut cached) = (Lookup::new(&self.entries), Members::new(&self.cached));
         let mut replicas = Replicas::new(self.owners.get(&owner));
+        let mut copies = Copies { new: ZEROS, head: ZEROS, base: ZEROS, merged: ZEROS };
         for (page, staged) in pages {
             let page = *page;
             let in_order = draft.changes.last().is_none_or(|last| last.page < page);
@@ -162,7 +172,7 @@ impl FilePages {
                 cached: cached.contains(page),
                 current: entry.is_none_or(|entry| entry.version <= stamp),
             };
-            let change = self.prepare(backing, &draft, page, staged, known)?;
+            let change = self.prepare(backing, &draft, page, staged, known, &mut copies)?;
             match &change.slots {
                 Some((_, twin)) => {
                     counters.published += 1;
@@ -189,6 +199,7 @@ impl FilePages {
         page: u64,
         staged: &StagedPage,
         known: Known,
+        copies: &mut Copies,
     ) -> Result<Change> {
         let Known { stamp, inside, has_twin, cached, current } = known;
         if has_twin && keep(Rule::OneRelease) {
@@ -202,33 +213,38 @@ impl FilePages {
             let snapshot = draft.publish(Kind::Snapshot, page, staged.0.clone());
             return Ok(Change { page, slots: Some((snapshot, None)), same: true });
         }
-        let mut bytes = ZEROS;
-        staged.0.read(&mut bytes);
-        let mut new = bytes;
+        let Copies { new, head, base, merged } = copies;
+        let (mut new, mut merged) = (new, merged);
+        staged.0.read(new);
+        // Whether what was staged is what will be published.
+        let mut as_staged = new[inside..].iter().all(|byte| *byte == 0);
         new[inside..].fill(0);
-        let mut same = new == bytes;
-        let mut head = None;
-        if cached || !current {
-            head = Some(self.fetch(backing, page, &self.head(page))?);
+        let mut same = as_staged;
+        let has_head = cached || !current;
+        if has_head {
+            self.fetch_into(backing, page, &self.head(page), head)?;
         }
-        if let (false, Some(head)) = (current, &head) {
-            let base = self.base(page, stamp).ok_or(Error::NotOpen)?;
-            let base = self.fetch(backing, page, &base)?;
-            let mut both = *head;
-            merge(&mut both, &base, &new);
-            same &= both == new || !keep(Rule::FetchMerged);
-            new = both;
+        if !current {
+            let source = self.base(page, stamp).ok_or(Error::NotOpen)?;
+            self.fetch_into(backing, page, &source, base)?;
+            merged.copy_from_slice(head);
+            merge(merged, base, new);
+            if merged != new {
+                as_staged = false;
+                same &= !keep(Rule::FetchMerged);
+                std::mem::swap(&mut merged, &mut new);
+            }
         }
-        if head.as_ref() == Some(&new) {
+        if has_head && head == new {
             return Ok(Change { page, slots: None, same });
         }
         // What was staged stays as it is: a commit that fails may be tried again, with another head.
-        let snapshot = match new == bytes {
+        let snapshot = match as_staged {
             true => draft.publish(Kind::Snapshot, page, staged.0.clone()),
-            false => draft.slot(Kind::Snapshot, page, staged, &new)?,
+            false => draft.slot(Kind::Snapshot, page, staged, new)?,
         };
         let mut slots = (snapshot, None);
-        if let (true, Some(head), true) = (cached, &head, keep(Rule::CpuTwin)) {
+        if cached && keep(Rule::CpuTwin) {
             match draft.slot(Kind::Twin, page, staged, head) {
                 Ok(twin) => slots.1 = Some(twin),
                 Err(error) => {

@@ -28,14 +28,21 @@ pub fn bytes_inside(page: u64, size: u64) -> usize {
 ///
 /// Words that are equal are skipped, since few bytes of a page differ as a rule.
 pub fn merge(head: &mut [u8], base: &[u8], copy: &[u8]) {
-    let words = head.chunks_mut(8).zip(base.chunks(8)).zip(copy.chunks(8));
-    for ((head, base), copy) in words {
+    let ((head, head_rest), (base, base_rest), (copy, copy_rest)) =
+        (head.as_chunks_mut::<8>(), base.as_chunks::<8>(), copy.as_chunks::<8>());
+    for ((head, base), copy) in head.iter_mut().zip(base).zip(copy) {
+        // As numbers: slices would be compared by a call.
+        if u64::from_ne_bytes(*base) != u64::from_ne_bytes(*copy) {
+            merge_bytes(head, base, copy);
+        }
+    }
+    merge_bytes(head_rest, base_rest, copy_rest);
+}
+
+fn merge_bytes(head: &mut [u8], base: &[u8], copy: &[u8]) {
+    for ((head, base), copy) in head.iter_mut().zip(base).zip(copy) {
         if base != copy {
-            for i in 0..head.len() {
-                if base[i] != copy[i] {
-                    head[i] = copy[i];
-                }
-            }
+            *head = *copy;
         }
     }
 }
@@ -57,6 +64,21 @@ mod tests {
         let mut head = *b"A";
         merge(&mut head, b"0", b"B");
         assert_eq!(&head, b"B");
+    }
+
+    #[test]
+    fn merge_looks_at_each_byte_of_any_length() {
+        for len in 0..40 {
+            let base: Vec<u8> = (0..len).collect();
+            for changed in 0..usize::from(len) {
+                let mut copy = base.clone();
+                copy[changed] = 99;
+                let (mut head, mut expected) = (vec![77; len.into()], vec![77; len.into()]);
+                expected[changed] = 99;
+                merge(&mut head, &base, &copy);
+                assert_eq!(head, expected, "byte {changed} of {len}");
+            }
+        }
     }
 
     #[test]
