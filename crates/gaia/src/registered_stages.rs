@@ -6,8 +6,9 @@
 //! ```
 //!
 //! To register the 8 MiB of a stage takes about as long as it saves in a release of two parts, so it is done at the first
-//! release that has more. It is for the life of the map: to unregister may wait for all work of the device, as unmapping
-//! does anyway. The stage of a server that has ended stays mapped until then too.
+//! release that has more, and for a map that has copied [`WORTH_IN_ALL`] in smaller ones: what each of these gives back of the
+//! stage is new memory for the next one (3 ms for 4 MiB, an H200). It is for the life of the map: to unregister may wait for
+//! all work of the device, as unmapping does anyway. The stage of a server that has ended stays mapped until then too.
 //!
 //! Many single pages are copied by one call of the driver, by a kernel, which can use registered memory only; a call for
 //! each takes longer than its bytes. So it is worth it too once a map has copied many, at once or some at a time.
@@ -15,8 +16,8 @@
 //! Nothing is registered while a stream is stopped ([`crate::lane`]), and copies beside stops do not use the engine. What
 //! cannot be registered is copied as before: the device then has refused once, and is not asked again for the map.
 //!
-//! Known flaws: 8 MiB of pinned memory for each map that has made a large release, or copied many single pages, and 8 MiB more for each server that
-//! has ended since.
+//! Known flaws: 8 MiB of pinned memory for each map that has made a large release, or many smaller ones, or copied many single
+//! pages, and 8 MiB more for each server that has ended since.
 
 #![expect(unsafe_code, reason = "the device writes to memory of the process")]
 
@@ -32,6 +33,8 @@ use crate::window::Window;
 
 /// Pages of a release that are worth it: more than the stage has.
 const WORTH: usize = STAGE as usize + 1;
+/// Pages of all copies of a map that are worth it: 64 MiB.
+const WORTH_IN_ALL: usize = 8 * STAGE as usize;
 const STAGE_BYTES: usize = STAGE as usize * PAGE_BYTES;
 /// Runs of pages, of all copies of a map, that are worth it: to register the stage takes as long as some hundred calls.
 const WORTH_RUNS: usize = 256;
@@ -45,6 +48,8 @@ pub(crate) struct RegisteredStages {
     device: &'static dyn ReplicaMemory,
     windows: Mutex<Vec<Arc<Window>>>,
     is_refused: AtomicBool,
+    /// Pages that were copied through a stage, registered or not.
+    pages: AtomicUsize,
     /// Runs of pages that one call could have copied.
     runs: AtomicUsize,
     /// For copies by one call; `None`: that cannot be done.
@@ -56,7 +61,8 @@ impl RegisteredStages {
     pub(crate) fn new(device: &'static dyn ReplicaMemory) -> RegisteredStages {
         let has_kernel = device.prepare_pieces().is_ok();
         let (windows, is_refused, list) = (Mutex::default(), AtomicBool::new(false), OnceLock::new());
-        RegisteredStages { device, windows, is_refused, runs: AtomicUsize::new(0), list, has_kernel }
+        let (pages, runs) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        RegisteredStages { device, windows, is_refused, pages, runs, list, has_kernel }
     }
 
     /// The list for copies of so many runs of pages by one call. `None`: each is copied for itself.
@@ -71,7 +77,8 @@ impl RegisteredStages {
     /// So many pages in so many runs will be copied through the stage: registers it, if that is worth it and can be done now.
     pub(crate) fn prepare(&self, window: &Arc<Window>, pages: usize, runs: usize) {
         let many = if runs >= MANY && self.has_kernel { self.runs.fetch_add(runs, Relaxed) + runs } else { 0 };
-        let is_worth_it = pages >= WORTH || many >= WORTH_RUNS;
+        let in_all = self.pages.fetch_add(pages, Relaxed) + pages;
+        let is_worth_it = pages >= WORTH || in_all >= WORTH_IN_ALL || many >= WORTH_RUNS;
         let registers = is_worth_it && !window.is_registered() && !self.is_refused.load(Relaxed);
         let lists = runs >= MANY && self.has_kernel && self.list.get().is_none();
         if !(registers || lists && window.is_registered())

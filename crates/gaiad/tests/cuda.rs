@@ -220,8 +220,15 @@ fn stage_is_registered_by_a_large_release_and_unregistered_with_the_map() {
         file.read_exact_at(&mut now, 0).unwrap();
         assert!(now == vec![byte; len], "{byte}");
     };
-    let (known, refused) = (map(), map());
     let before = fake.live_pins();
+    let often = map();
+    for time in 1..=8 {
+        release(&often, time, 8 << 20);
+        assert_eq!(fake.live_pins(), before + i32::from(time == 8), "time {time}: 64 MiB are worth it");
+    }
+    drop(often);
+    assert_eq!(fake.live_pins(), before);
+    let (known, refused) = (map(), map());
     release(&known, 2, 8 << 20);
     assert_eq!(fake.live_pins(), before, "as much as the stage: it would cost more than it saves");
     release(&known, 3, LEN);
