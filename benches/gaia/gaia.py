@@ -149,7 +149,11 @@ def process_memory(*processes):
 
 
 def metadata(program, mount, file, size, access):
-    """Bytes of the daemon and of the GPU beside a file's pages, as a share of these."""
+    """Bytes of the daemon and of the GPU beside a file's pages, as a share of these. Access `released` is for writing, after another
+    program has released all pages, and before they are written out: the pages of the release are there before."""
+    if access == "released":
+        maps(program, "release-all", file)
+        access = "write"
     process, daemon = Program(program, "held", file, access), (mount.server, mount.supervisor.pid)
     process.wait()
     before = process_memory(*daemon)[0], gpu_memory()
@@ -329,9 +333,10 @@ def measure(table, program, spinio, mount, plain, below, hidden, size):
         seconds = max(mount.kill() for _ in range(20))
         table.time("kill", "server killed: longest of 20", seconds * 1e6, "2 s")
     if table.wants("metadata"):
-        for access, goal in (("write", "1 %"), ("read", "0.5 %")):
+        for access, goal in (("write", "1 %"), ("released", "1 %"), ("read", "0.5 %")):
             host, device = metadata(program, mount, file, size, access)
-            work = f"metadata of a map of {mib} MiB, to {access}"
+            what = "just released" if access == "released" else f"to {access}"
+            work = f"metadata of a map of {mib} MiB, {what}"
             table.add("metadata", work, "-", f"{host + device:.2%}", "-", f"{goal}; {device:.2%} on the GPU")
     if table.wants("idle"):
         seconds, opened = idle(program, mount, file)

@@ -44,7 +44,7 @@ const LEAST_FROM_PEER: u64 = 256;
 /// Owners are counted from 1.
 const NO_OWNER: OwnerId = OwnerId(0);
 /// Runs of pages, and pages that have changed, that are planned while the lock of the file is held. The server holds two
-/// copies of each of the latter at most.
+/// copies of each of the latter at most, and so many slots that would be free otherwise.
 const STEP: usize = 1024;
 
 /// Why a request is not answered.
@@ -437,7 +437,8 @@ impl<'a> Client<'a> {
                 break;
             }
             let weight = if fill.peer.is_some() { PEER_PAGES } else { 1 };
-            let part = fill.split_to((REPLY - pages) * weight);
+            let in_file = matches!(fill.source, pagecache::Source::Backing);
+            let part = fill.split_to(if in_file { (REPLY - pages) * weight } else { BATCH - in_window });
             if fill.pages.is_empty() {
                 self.queue.pop_front();
             }
@@ -483,6 +484,10 @@ impl<'a> Client<'a> {
         }
         let at = first * PAGE as u64;
         file_backing::write(self.window.as_fd(), at, &bytes)?;
+        for page in 1..fill.pages.end - fill.pages.start {
+            fill.source.copy_part(page as usize * PAGE, &mut bytes);
+            file_backing::write(self.window.as_fd(), at + page * PAGE as u64, &bytes)?;
+        }
         let Some(base) = &fill.base else { return Ok(Source::Window) };
         base.copy(&mut bytes);
         let half = (self.pages.end - self.pages.start) * PAGE as u64;

@@ -367,11 +367,8 @@ fn read_pages(
             let first = offset_of(pages.start).max(offset);
             let last = offset_of(pages.end).min(end);
             let part = &mut buffer[(first - offset) as usize..(last - offset) as usize];
-            let mut page = [0; PAGE];
-            if source.copy(&mut page) {
-                let within = (first % PAGE as u64) as usize;
-                part.copy_from_slice(&page[within..within + part.len()]);
-            } else if !lent.read(file.lent(), backing.0, first, part) {
+            let from = (first - offset_of(pages.start)) as usize;
+            if !source.copy_part(from, part) && !lent.read(file.lent(), backing.0, first, part) {
                 backing.read(first, part)?;
             }
         }

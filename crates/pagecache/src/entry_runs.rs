@@ -4,12 +4,12 @@
 //!   commit_unseen ──> run: slots ──write_out──> run: backing file ──> gone, once no owner has a copy
 //!                       │ split at any page        │ joined with a neighbour of its version
 //!                       └──────────┬───────────────┘
-//!                          divide: an entry for each page, for what looks at single pages
+//!                          divide: an entry for each page, for what changes single pages
 //! ```
 //!
 //! All pages of a run have one version, no twin, and no older version that is a base. What would change that (a WRITE, a
-//! truncation, a release that copies pages) divides the run first, and only where it has to. No page has both an entry
-//! of its own and one in a run.
+//! truncation, a release that copies pages) divides the run first, and only where it has to; an acquire and a READ do not.
+//! No page has both an entry of its own and one in a run.
 
 use std::ops::Range;
 
@@ -49,6 +49,16 @@ impl FilePages {
     pub(crate) fn in_runs(&self, pages: Range<u64>, which: impl Fn(&EntryRun) -> bool) -> Vec<Range<u64>> {
         let found = self.runs_at(pages.clone()).filter(|(_, run)| which(run));
         found.map(|(run, _)| run.start.max(pages.start)..run.end.min(pages.end)).collect()
+    }
+
+    /// Pages of a range that are in runs whose head is in slots, which are held.
+    pub(crate) fn hold_runs(&self, pages: &Range<u64>) -> Vec<(Range<u64>, Source)> {
+        let held = |(run, entry): (Range<u64>, &EntryRun)| {
+            let part = run.start.max(pages.start)..run.end.min(pages.end);
+            let slots = entry.head.as_ref()?.hold(part.start - run.start..part.end - run.start);
+            Some((part, Source::Slots(slots)))
+        };
+        self.runs_at(pages.clone()).filter_map(held).collect()
     }
 
     /// No run has pages both before this one and from it on.

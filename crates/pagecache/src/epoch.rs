@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use crate::entry_run::EntryRun;
-use crate::entry_runs::Which;
 use crate::error::{Error, Result};
 use crate::file::{Backing, Entry, FilePages, OwnerId, add_page};
 use crate::messages::Access;
@@ -16,7 +15,7 @@ use crate::source::{Copied, Source};
 /// Pages that the client must fetch.
 #[derive(Clone, Debug)]
 pub struct Fill {
-    /// One page, unless the bytes are in the backing file.
+    /// One page, unless the bytes are in the backing file or in slots side by side.
     pub pages: Range<u64>,
     /// Names the version in messages.
     pub version: u64,
@@ -38,6 +37,7 @@ impl Fill {
     pub fn split_to(&mut self, most: u64) -> Fill {
         let end = self.pages.end.min(self.pages.start + most);
         let first = Fill { pages: self.pages.start..end, ..self.clone() };
+        self.source.skip(end - self.pages.start);
         self.pages.start = end;
         first
     }
@@ -167,7 +167,7 @@ impl FilePages {
     /// looked at: runs of pages of which the owner has the same, and pages with an entry.
     pub fn part(&self, owners: impl Iterator<Item = OwnerId>, pages: Range<u64>, most: usize) -> u64 {
         let entry = self.entries.range(pages.clone()).nth(most).map_or(pages.end, |(page, _)| *page);
-        // They will have an entry each.
+        // Their slots are held until the client has their bytes.
         let in_slots = self.in_runs(pages.start..entry, |run| run.head.is_some());
         let entry = in_slots.first().map_or(entry, |run| entry.min(run.start + most as u64));
         let end_of = |owner: &Owner| owner.runs(pages.start..entry).nth(most).map_or(entry, |(run, _)| run.start);
@@ -208,19 +208,22 @@ impl FilePages {
 
     /// Plans to fetch pages. Those without an entry are in the backing file.
     pub(crate) fn plan_fills(&mut self, fills: &mut Vec<Fill>, owner: OwnerId, pages: Range<u64>, writing: bool) {
-        self.divide(pages.clone(), Which::InSlots);
-        let in_file: u64 = self.in_runs(pages.clone(), |_| true).into_iter().map(|run| run.end - run.start).sum();
-        self.counters.refreshed += in_file;
-        let entries: Vec<(u64, Source, bool)> = {
-            let entries = self.entries.range(pages.clone());
-            entries.map(|(page, entry)| (*page, entry.head.clone(), entry.version != 0)).collect()
-        };
+        let in_runs: u64 = self.in_runs(pages.clone(), |_| true).into_iter().map(|run| run.end - run.start).sum();
+        let of_entries = self.entries.range(pages.clone());
+        let changed = of_entries.clone().filter(|(_, entry)| entry.version != 0).count();
+        self.counters.refreshed += in_runs + changed as u64;
+        let mut known: Vec<(Range<u64>, Source)> =
+            of_entries.map(|(page, entry)| (*page..page + 1, entry.head.clone())).collect();
+        let in_slots = self.hold_runs(&pages);
+        if !in_slots.is_empty() {
+            known.extend(in_slots);
+            known.sort_unstable_by_key(|(run, _)| run.start);
+        }
         let mut start = pages.start;
-        for (page, source, changed) in entries {
-            self.plan_fill(fills, owner, start..page, Source::Backing, writing);
-            self.counters.refreshed += u64::from(changed);
-            self.plan_fill(fills, owner, page..page + 1, source, writing);
-            start = page + 1;
+        for (run, source) in known {
+            self.plan_fill(fills, owner, start..run.start, Source::Backing, writing);
+            start = run.end;
+            self.plan_fill(fills, owner, run, source, writing);
         }
         self.plan_fill(fills, owner, start..pages.end, Source::Backing, writing);
     }

@@ -89,17 +89,17 @@ impl FilePages {
     /// Begins a READ. The caller reads the runs without a lock, then calls [`FilePages::read_done`].
     pub fn read_plan(&mut self, pages: Range<u64>) -> ReadPlan {
         self.cached(pages.clone());
-        self.divide(pages.clone(), Which::InSlots);
-        let mut runs: Vec<(Range<u64>, Source)> = Vec::new();
-        let mut at = pages.start;
-        for (page, entry) in self.entries.range(pages.clone()) {
-            if let Source::Slot(_) = entry.head {
-                if at < *page {
-                    runs.push((at..*page, Source::Backing));
-                }
-                runs.push((*page..page + 1, entry.head.clone()));
-                at = page + 1;
+        let mut in_slots = self.hold_runs(&pages);
+        let entries = self.entries.range(pages.clone()).filter(|(_, entry)| matches!(entry.head, Source::Slot(_)));
+        in_slots.extend(entries.map(|(page, entry)| (*page..page + 1, entry.head.clone())));
+        in_slots.sort_unstable_by_key(|(run, _)| run.start);
+        let (mut runs, mut at) = (Vec::new(), pages.start);
+        for (run, source) in in_slots {
+            if at < run.start {
+                runs.push((at..run.start, Source::Backing));
             }
+            at = run.end;
+            runs.push((run, source));
         }
         if at < pages.end {
             runs.push((at..pages.end, Source::Backing));
@@ -134,11 +134,7 @@ impl FilePages {
             let first = offset_of(pages.start).max(offset);
             let last = offset_of(pages.end).min(end);
             let part = &mut bytes[(first - offset) as usize..(last - offset) as usize];
-            let mut page = ZEROS;
-            if source.copy(&mut page) {
-                let within = (first % PAGE as u64) as usize;
-                part.copy_from_slice(&page[within..within + part.len()]);
-            } else {
+            if !source.copy_part((first - offset_of(pages.start)) as usize, part) {
                 backing.read(first, part)?;
             }
         }

@@ -67,7 +67,8 @@
 //! Known flaws:
 //! - A release takes its pages from the kernel before the commit, so that most need no twin; one that fails then has done
 //!   so for nothing.
-//! - An owner's copies need up to 8 bytes a page, and a page that changed while an owner has a copy keeps its entry.
+//! - An owner's copies need up to 8 bytes a page, and a page that changed while an owner has a copy keeps its entry: one for
+//!   pages side by side that a release or a write has changed as a run, else one each.
 //! - A page that was past the end when the file was first seen costs one twin and one INVAL at its first commit.
 //! - A GPU that stores the value it loaded stores nothing. While a hole waits for its reply, the CPU may therefore
 //!   still load the bytes from before, although a GPU that had seen the zeros has released.
@@ -88,6 +89,7 @@ mod error;
 mod explain;
 mod file;
 mod free_slots;
+mod held_slots;
 mod kernel;
 mod layout;
 pub mod leased_messages;
@@ -116,6 +118,7 @@ pub use epoch::{Ended, Fill};
 pub use error::{Error, Result};
 pub use explain::{CopyState, PageInfo};
 pub use file::{Backing, Counters, FilePages, KernelPages, OwnerId};
+pub use held_slots::HeldSlots;
 pub use kernel::{ReadInto, ReadPlan, WriteFrom};
 pub use layout::{SlotMemory, words};
 pub use messages::Access;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::file::{Backing, CpuTwin, Entry, FilePages, KernelPages, add_page};
 use crate::free_slots::FreeSlots;
+use crate::held_slots::Holds;
 use crate::layout::{COMMITTED, DONE, Kind, SEQUENCES, SlotMemory, Tag, Words};
 use crate::page::bytes_inside;
 use crate::rules::{Rule, keep};
@@ -53,7 +54,8 @@ impl Slots {
             return Err(Error::Layout);
         }
         let mut files: BTreeMap<u64, Recovered> = BTreeMap::new();
-        let mut free = Free { slots: FreeSlots::none(memory.slots()), records: Default::default(), sequence: 0 };
+        let (slots, records) = (FreeSlots::none(memory.slots()), Default::default());
+        let mut free = Free { slots, holds: Holds::default(), records, sequence: 0 };
         let mut done = Vec::new();
         for record in 0..memory.records() {
             let (sequence, code) = words.state(record);

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::held_slots::HeldSlots;
 use crate::layout::{Kind, Label, Tag};
 use crate::page::PageBytes;
 use crate::share::Share;
@@ -59,6 +60,12 @@ impl SlotRun {
     /// Copies the bytes of one.
     pub(crate) fn read(&self, at: u64, bytes: &mut PageBytes) {
         self.slots.memory.read(self.indices.start + at as u32, bytes);
+    }
+
+    /// Keeps the bytes of some, counted from the first, also when this is divided, retired and dropped.
+    pub(crate) fn hold(&self, some: Range<u64>) -> HeldSlots {
+        let first = self.indices.start;
+        HeldSlots::new(&self.slots, first + some.start as u32..first + some.end as u32)
     }
 
     /// Divides them; the second part has those from `at` on. Both have a header if this had one.

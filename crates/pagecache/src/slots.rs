@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::free_slots::FreeSlots;
+use crate::held_slots::Holds;
 use crate::layout::{COMMITTED, DONE, Kind, Label, MOST_COUNT, MOST_RECORDS, SlotMemory, Tag, Words};
 use crate::page::{PAGE, PageBytes};
 use crate::share::Share;
@@ -32,6 +33,8 @@ pub struct Slots {
 
 pub(crate) struct Free {
     pub(crate) slots: FreeSlots,
+    /// Of slots that are not free yet, since they are read.
+    pub(crate) holds: Holds,
     /// Records that are free, then those that are done, the oldest first.
     pub(crate) records: VecDeque<u32>,
     /// The last sequence number that was given to a record.
@@ -50,9 +53,8 @@ impl Slots {
     pub fn format(memory: Arc<dyn SlotMemory>) -> Result<Arc<Slots>> {
         check_size(&*memory)?;
         Words(&*memory).format();
-        let free =
-            Free { slots: FreeSlots::all(memory.slots()), records: (0..memory.records()).collect(), sequence: 0 };
-        Ok(Slots::with(memory, free))
+        let (slots, records) = (FreeSlots::all(memory.slots()), (0..memory.records()).collect());
+        Ok(Slots::with(memory, Free { slots, holds: Holds::default(), records, sequence: 0 }))
     }
 
     pub(crate) fn with(memory: Arc<dyn SlotMemory>, free: Free) -> Arc<Slots> {
@@ -111,13 +113,22 @@ impl Slots {
         Words(&*self.memory)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Free> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Nothing refers to these any more. Those that are held are free later.
     pub(crate) fn free(&self, slots: Range<u32>, share: Option<&Arc<Share>>) {
-        let count = slots.len();
-        self.lock().slots.insert(slots);
+        let mut count = slots.len();
+        let mut free = self.lock();
+        if free.holds.is_empty() {
+            free.slots.insert(slots);
+        } else {
+            let unheld = free.holds.put_aside(slots, share);
+            count = unheld.iter().map(Range::len).sum();
+            unheld.into_iter().for_each(|run| free.slots.insert(run));
+        }
+        drop(free);
         share.inspect(|share| share.give_back(count));
     }
 

@@ -232,16 +232,17 @@ impl World {
     fn take(&mut self, gpu: usize, fills: Vec<Fill>) -> VecDeque<Fetch> {
         let mut fetch = VecDeque::new();
         let gpu = &mut self.gpus[gpu];
-        for fill in fills {
+        for mut fill in fills {
             let page = fill.pages.start as usize;
             let Some(base) = fill.base else {
-                for page in fill.pages {
-                    if fill.peer.is_some() {
-                        let (page, source) = (page as usize, fill.source.clone());
-                        fetch.push_back(Fetch { page, half: 0, source, peer: fill.peer });
+                while !fill.pages.is_empty() {
+                    let Fill { pages, source, peer, .. } = fill.split_to(1);
+                    let page = pages.start as usize;
+                    if peer.is_some() {
+                        fetch.push_back(Fetch { page, half: 0, source, peer });
                         continue;
                     }
-                    let half = |half| Fetch { page: page as usize, half, source: fill.source.clone(), peer: None };
+                    let half = |half| Fetch { page, half, source: source.clone(), peer: None };
                     fetch.extend([half(0), half(1)]);
                 }
                 continue;

@@ -20,6 +20,7 @@ mod kernel;
 mod machine;
 mod oracle;
 mod random;
+mod released;
 mod sparse;
 mod world;
 
