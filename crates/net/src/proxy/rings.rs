@@ -15,6 +15,7 @@ use std::sync::mpsc::Sender;
 
 use spinio_ring::layout::{FAR_PEERS, OWN_PEERS};
 use spinio_ring::peer::LAST_GENERATION;
+use spinio_sys::Errno;
 use spinio_sys::linux::channel::ProcessFd;
 use spinio_sys::linux::socket_move::send_descriptor;
 
@@ -134,14 +135,14 @@ impl Rings {
     }
 
     /// A process gets it: the descriptor.
-    pub(super) fn give(&mut self, place: u16, process: u32, generation: u16) -> Option<i32> {
-        let own = self.own.get_mut(usize::from(place))?;
-        let fd = own.fd.as_ref()?.0;
+    pub(super) fn give(&mut self, place: u16, process: u32, generation: u16) -> Result<i32, Errno> {
+        let own = self.own.get_mut(usize::from(place)).ok_or(Errno::NOMEM)?;
+        let fd = own.fd.as_ref().ok_or(Errno::NOMEM)?.0;
         if own.owner.as_ref().is_none_or(|(of, fd)| *of != process || fd.has_ended()) {
-            own.owner = Some((process, ProcessFd::open(process).ok()?));
+            own.owner = Some((process, ProcessFd::open(process)?));
         }
         own.generation = generation;
-        Some(fd)
+        Ok(fd)
     }
 
     /// Memory of another net.

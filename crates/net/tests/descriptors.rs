@@ -1,0 +1,93 @@
+//! Connections that stay with Linux since no descriptor was left: `spinio net` says so, on either side.
+
+mod limit;
+mod texts;
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use spinio_device::registry;
+use spinio_net::{Net, NetAddress, Options, Socket, SocketOptions};
+
+use crate::limit::{alone, leave};
+use crate::texts::{becomes, counts, publishes};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const IN: u16 = 1;
+const DESCRIPTORS: [&str; 2] = ["kernel", "descriptors"];
+
+fn open() -> Net {
+    let options = Options { sockets: 64, connections: 16, ring_bytes: 4096, idle_us: 500, ..Options::default() };
+    Net::open(registry::emulated().unwrap(), options).unwrap()
+}
+
+/// An address at which nothing listens yet.
+fn name(of: &str) -> NetAddress {
+    NetAddress::parse(&format!("unix:@spinio-descriptors-{of}-{}", std::process::id())).unwrap()
+}
+
+/// A listening socket whose connections the proxy accepts, as a kernel would that waits for its event set.
+fn listen(net: &Net, address: &NetAddress) -> NetAddress {
+    let listener = net.listen(address, 8).unwrap();
+    net.add(net.set().unwrap(), listener, IN).unwrap();
+    net.address(listener).unwrap()
+}
+
+#[test]
+fn connection_inside_a_net_that_cannot_be_accepted() {
+    let _alone = alone();
+    if !publishes() {
+        return;
+    }
+    let net = open();
+    for (at, address) in [name("inside"), NetAddress::parse("tcp://127.0.0.1:0").unwrap()].iter().enumerate() {
+        let address = listen(&net, address);
+        let one = leave(1);
+        let client = net.connect(&address).unwrap();
+        drop(one);
+        becomes("", Some(client), DESCRIPTORS);
+        let text = address.to_string();
+        let local = text.strip_prefix("unix:").or(text.strip_prefix("tcp://")).unwrap();
+        becomes(local, None, DESCRIPTORS);
+        counts("kept_by_descriptors", at as u64 + 1);
+        // The next one is as without a limit.
+        let client = net.connect(&address).unwrap();
+        becomes("", Some(client), ["loopback", "inside"]);
+    }
+    net.close().unwrap();
+}
+
+#[test]
+fn connection_for_which_no_door_can_be_looked_for() {
+    let _alone = alone();
+    if !publishes() {
+        return;
+    }
+    let (net, server) = (open(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let to = NetAddress::parse(&format!("tcp://{}", server.local_addr().unwrap())).unwrap();
+    let one = leave(1);
+    let client = net.connect(&to).unwrap();
+    drop(one);
+    becomes("", Some(client), DESCRIPTORS);
+    counts("kept_by_descriptors", 1);
+    let client = net.connect(&to).unwrap();
+    becomes("", Some(client), ["kernel", "plain"]);
+    net.close().unwrap();
+}
+
+#[test]
+fn listening_socket_opens_its_door_once_a_descriptor_is_left() {
+    let _alone = alone();
+    let (net, address) = (open(), name("door"));
+    let one = leave(1);
+    let listener = net.listen(&address, 8).unwrap();
+    drop(one);
+    net.add(net.set().unwrap(), listener, IN).unwrap();
+    let (begun, mut reason) = (Instant::now(), "");
+    while reason != "a net of this user on this machine listens there" {
+        assert!(begun.elapsed() < PATIENCE, "{reason}");
+        reason = Socket::connect(&address, SocketOptions::default()).unwrap().transport().1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    net.close().unwrap();
+}
