@@ -3,13 +3,15 @@
 mod limit;
 mod texts;
 
+use std::fs::File;
 use std::net::TcpListener;
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use spinio_device::registry;
 use spinio_net::{Net, NetAddress, Options, Socket, SocketOptions};
 
-use crate::limit::{alone, leave};
+use crate::limit::{alone, leave, limit_to};
 use crate::texts::{becomes, counts, publishes};
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -90,4 +92,38 @@ fn listening_socket_opens_its_door_once_a_descriptor_is_left() {
         std::thread::sleep(Duration::from_millis(1));
     }
     net.close().unwrap();
+}
+
+/// A thread of the program maps it. The proxies, which have tables of their own, have descriptors all the time.
+#[test]
+fn device_memory_of_another_net_is_mapped_once_a_descriptor_is_left() {
+    let _alone = alone();
+    if !publishes() {
+        return;
+    }
+    let (net, other, third) = (open(), open(), open());
+    let (address, at_third) = (listen(&net, &name("net")), listen(&third, &name("third")));
+    // Each has made what it offers, and uses it no more.
+    for (from, to, listening) in [(&other, &at_third, &third), (&third, &address, &net)] {
+        let client = from.connect(to).unwrap();
+        becomes("", Some(client), ["peer", "net"]);
+        let accepted = becomes(to.to_string().strip_prefix("unix:").unwrap(), None, ["peer", "net"]);
+        from.close_socket(client).unwrap();
+        listening.close_socket(accepted["socket"].as_i64().unwrap() as i32).unwrap();
+        let begun = Instant::now();
+        while [from, listening].iter().any(|net| net.stats().open > 1) {
+            assert!(begun.elapsed() < PATIENCE, "a closed socket is there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let files: Vec<File> = (0..200).map(|_| File::open("/dev/null").unwrap()).collect();
+    let none = limit_to(files[files.len() - 1].as_raw_fd() as u64 + 1);
+    let client = other.connect(&address).unwrap();
+    drop((none, files));
+    becomes("", Some(client), ["shared", "pinned"]);
+    let client = other.connect(&address).unwrap();
+    becomes("", Some(client), ["peer", "net"]);
+    for net in [net, other, third] {
+        net.close().unwrap();
+    }
 }

@@ -335,7 +335,7 @@ impl Proxy {
                 Command::Import(Answer::Wants(place, passage)) => {
                     self.rings.give_far(place, passage.duplicate().ok());
                 }
-                Command::Import(Answer::Mapped(place, done)) => self.mapped(place, done, now),
+                Command::Import(Answer::Mapped(place, mapped)) => self.mapped(place, mapped, now),
                 Command::Fail => self.fail(),
                 Command::End => {
                     // What kernels have sent before they ended is sent.

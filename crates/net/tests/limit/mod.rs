@@ -54,9 +54,15 @@ impl Drop for Limited {
 
 /// The proxy of the only net has so many free descriptors left; this process has few, or none.
 pub(crate) fn leave(count: usize) -> Limited {
-    let (before, used) = (limit().rlim_cur, proxy_descriptors());
+    let used = proxy_descriptors();
     let free = (0..).filter(|number| !used.contains(number));
     // Descriptor 0 is in use everywhere; with a limit of 0 poll would fail.
-    set_limit(free.take(count).last().map_or(1, |last| last + 1));
+    limit_to(free.take(count).last().map_or(1, |last| last + 1))
+}
+
+/// New descriptors have smaller numbers than this.
+pub(crate) fn limit_to(below: u64) -> Limited {
+    let before = limit().rlim_cur;
+    set_limit(below);
     Limited(before)
 }
