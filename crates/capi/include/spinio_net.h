@@ -91,6 +91,7 @@ struct spinio_net_stats {
     uint64_t kept_by_time;    /* it did not answer in time or broke off, or another socket took the connection */
     uint64_t peer;            /* connections to kernels of other nets, whose bytes go into device memory of the reader */
     uint64_t helped;         /* how often another thread than the net's own made the system calls of a socket (SPINIO_NET_THREADS) */
+    uint64_t kept_by_descriptors; /* connections that could have left Linux: no descriptor was left, at one of the ends */
 };
 
 /* Opens a net for a device: "emulated", or NULL for the device of the CUDA context that is current on this thread: a program for

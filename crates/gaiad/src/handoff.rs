@@ -15,15 +15,15 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use spinio_pagecache::messages::{self, HandOver, Reply, Runs};
-use spinio_pagecache::{PAGE, StagedRun, offset_of};
+use spinio_pagecache::{self as pagecache, Backing, Commit, PAGE, StagedRun, offset_of};
 use spinio_sys::injection_point;
 
-use crate::arrivals::{Arrival, Part};
+use crate::arrivals::{Arrival, Kept, Part};
 use crate::backing::Access as Open;
 use crate::client::{Client, Failure, Result};
 use crate::device_process::CopyRange;
 use crate::draft::{Draft, count, place};
-use crate::file_backing::{FileBacking, errno};
+use crate::file_backing::FileBacking;
 use crate::files;
 
 impl Client<'_> {
@@ -51,8 +51,9 @@ impl Client<'_> {
         injection_point!("server: chunks imported");
         let count = count(&pages);
         let mut reserved = self.all.release_memory.reserve(self.all.content.files(), &self.memory, count)?;
-        let slots = self.all.content.files().slots().stage_runs_of(self.memory.share(), count as usize);
-        let slots = slots.map_err(|e| Failure::Refused(errno(&e)))?;
+        injection_point!("server: chunks promised memory");
+        // Releases of one message take some without a promise.
+        let slots = self.slots(count as usize)?;
         reserved.take(count);
         let staged = place(&pages, slots);
         let mut parts: Vec<Part> = chunks.into_iter().map(Part::new).collect();
@@ -120,20 +121,8 @@ impl Client<'_> {
         let keep = |arrival| self.all.arrivals.keep(arrival);
         let kept = arrivals.into_iter().map(keep).collect::<std::result::Result<Vec<_>, _>>()?;
         injection_point!("server: chunks kept");
-        let commit = {
-            // What has been handed over before is not replaced while it is on its way.
-            let hull = pages.first().map_or(0, |run| run.start)..pages.last().map_or(0, |run| run.end);
-            let mut table = self.file.pages_of(&hull);
-            let backing = FileBacking(self.backing.as_fd());
-            let commit = match self.size()? == size {
-                true => table.commit_unseen(&backing, self.owner, draft.id, &mut staged),
-                false => Ok(None),
-            };
-            if let Ok(Some(_)) = &commit {
-                kept.iter().for_each(|kept| self.file.begin_arrival(kept.number(), kept.pages()));
-            }
-            commit
-        };
+        // As for a release that copies its pages: what is written out meanwhile frees records.
+        let commit = self.all.content.files().with_slots(|| self.commit_chunks(draft, pages, &mut staged, &kept, size));
         let commit = commit.map_err(|e| self.refusal(&e))?.ok_or(Failure::Refused(Errno::AGAIN))?;
         injection_point!("server: chunks committed");
         self.all.content.files().times().release(self.file.node);
@@ -146,5 +135,28 @@ impl Client<'_> {
         let bytes = pages.iter().map(|run| offset_of(run.end).min(size) - offset_of(run.start)).sum();
         Reply::Committed { pages: commit.published, merged: 0, bytes }.encode(out);
         Ok(())
+    }
+
+    /// `None`: a page has to be looked at now.
+    fn commit_chunks(
+        &self,
+        draft: &Draft<'_>,
+        pages: &[Range<u64>],
+        staged: &mut Vec<(u64, StagedRun)>,
+        kept: &[Kept],
+        size: u64,
+    ) -> pagecache::Result<Option<Commit>> {
+        // What has been handed over before is not replaced while it is on its way.
+        let hull = pages.first().map_or(0, |run| run.start)..pages.last().map_or(0, |run| run.end);
+        let mut table = self.file.pages_of(&hull);
+        let backing = FileBacking(self.backing.as_fd());
+        if backing.size()? != size {
+            return Ok(None);
+        }
+        let commit = table.commit_unseen(&backing, self.owner, draft.id, staged)?;
+        if commit.is_some() {
+            kept.iter().for_each(|kept| self.file.begin_arrival(kept.number(), kept.pages()));
+        }
+        Ok(commit)
     }
 }

@@ -94,7 +94,7 @@ impl<'a> Client<'a> {
     }
 
     /// Slots; if there are too few, after what was released before is written out.
-    fn slots(&self, count: usize) -> Result<Vec<StagedRun>> {
+    pub(crate) fn slots(&self, count: usize) -> Result<Vec<StagedRun>> {
         if !self.memory.has_room_for(count as u64) {
             return Err(Failure::Refused(Errno::NOSPC));
         }

@@ -26,6 +26,8 @@ use spinio_testkit::deadline::with_deadline;
 use spinio_testkit::eventually;
 
 use crate::common::gpu::{PAGE, open};
+#[cfg(debug_assertions)]
+use crate::common::hold::Hold;
 use crate::common::raw::Raw;
 use crate::common::{TestMount, device_process};
 
@@ -547,6 +549,56 @@ fn release_larger_than_the_memory_for_released_pages_fails_and_the_epoch_goes_on
     }
     assert_eq!(client.map.info().releases_handed_over, 5);
     assert!(read(&file) == content(40));
+}
+
+/// What was promised to it is taken by releases of one message, whose bytes cannot be written for a while.
+#[cfg(debug_assertions)]
+#[test]
+fn release_whose_memory_others_have_taken_waits_until_their_bytes_are_written() {
+    let hold = Hold::new();
+    let (variable, path) = hold.environment();
+    let mounted = mounted_with(None, Some(LEN + LEN / 2), |command| {
+        command.env(variable, path);
+        common::survive_file_limit(command);
+    });
+    let Some((mount, file)) = mounted else { return };
+    let (page, pages, each) = (PAGE as u64, LEN.div_ceil(PAGE) as u64, 128);
+    let other = mount.dir.join("other");
+    File::create(&other).unwrap().set_len(2 * pages * page).unwrap();
+    let (client, other) = (Client::new(&file), open(&other));
+    let mut small = Raw::map(&other, messages::Access::Write, pages, pages).unwrap();
+    small.acquire(0, pages, messages::Access::Write);
+    small.stage(0, &vec![7; (each * page) as usize]);
+    // The device process is there before it could have the limit too.
+    assert!(client.release(50), "{:?}", client.map.info());
+    file.sync_all().unwrap();
+    client.map.overwrite(0, LEN as u64).unwrap();
+    client.store(0, &content(51));
+    let server = Pid::from_raw(mount.server() as i32);
+    let limited = Rlimit { current: Some(pages * page), maximum: None };
+    let unlimited = prlimit(server, Resource::Fsize, limited).unwrap();
+    std::thread::scope(|threads| {
+        hold.arm("server: chunks promised memory");
+        let released = threads.spawn(|| client.map.release_handing_over(0, LEN as u64));
+        eventually("the server has promised memory", || hold.is_held() || released.is_finished());
+        assert!(hold.is_held(), "{:?}", client.map.info());
+        let has_room = || {
+            let status = spinio_gaiad::status(&mount.dir).unwrap().server;
+            status.slots - status.used >= pages
+        };
+        for (id, first) in (0..pages).step_by(each as usize).enumerate() {
+            if has_room() {
+                let run = Run { first, count: each.min(pages - first) as u32 };
+                assert_eq!(small.release(id as u64 + 1, run, &[run]), Ok(run.count.into()));
+            }
+        }
+        assert!(!has_room(), "it finds too few slots now");
+        prlimit(server, Resource::Fsize, unlimited).unwrap();
+        hold.let_go();
+        assert_eq!(released.join().unwrap().unwrap(), LEN as u64);
+    });
+    assert_eq!((client.map.info().releases_handed_over, mount.servers()), (2, 1), "{:?}", client.map.info());
+    assert!(read(&file) == content(51));
 }
 
 /// What a program without the library may send.

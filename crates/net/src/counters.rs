@@ -75,6 +75,8 @@ counters! {
     peer,
     /// How often another I/O thread than the proxy made the system calls of a socket in a pass.
     helped,
+    /// Connections that could have left Linux, and for which no descriptor was left, on either side.
+    kept_by_descriptors,
 }
 
 #[derive(Debug, Default)]

@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 
 use spinio_device::SharedMemory;
 use spinio_ring::granule;
+use spinio_sys::Errno;
 use spinio_sys::linux::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE};
 
 use crate::socket_fd::SocketFd;
@@ -33,15 +34,17 @@ unsafe impl Send for Granules {}
 unsafe impl Sync for Granules {}
 
 impl Granules {
-    /// Makes at most `count`, and their descriptors, which the proxy duplicates. None: there are none.
-    pub(crate) fn new(
-        device: &'static dyn SharedMemory,
-        count: u32,
-        ring_bytes: u64,
-    ) -> Option<(Granules, Vec<SocketFd>)> {
+    /// Files for at most `count`, which the proxy duplicates; and why there are not as many.
+    pub(crate) fn files(count: u32, ring_bytes: u64) -> (Vec<SocketFd>, Option<Errno>) {
+        let make = || linux::sized_memfd(c"spinio-net", granule::bytes(ring_bytes)).map(SocketFd);
+        let mut failed = None;
+        let made = (0..count).map_while(|_| make().map_err(|errno| failed = Some(errno)).ok()).collect();
+        (made, failed)
+    }
+
+    /// The memory of these files. None: there is none.
+    pub(crate) fn new(device: &'static dyn SharedMemory, files: &[SocketFd], ring_bytes: u64) -> Option<Granules> {
         let granule_bytes = granule::bytes(ring_bytes) as usize;
-        let make = || linux::sized_memfd(c"spinio-net", granule_bytes as u64).map(SocketFd);
-        let files: Vec<SocketFd> = (0..count).map_while(|_| make().ok()).collect();
         let bytes = files.len() * granule_bytes;
         if bytes == 0 {
             return None;
@@ -75,7 +78,7 @@ impl Granules {
                 return None;
             }
         }
-        Some((granules, files))
+        Some(granules)
     }
 
     /// As kernels see it.

@@ -22,6 +22,26 @@ use crate::socket_fd::SocketFd;
 
 const SEQPACKET: u16 = 5;
 
+/// Why no door was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unreached {
+    NoDescriptor,
+    /// Many others wait there.
+    Busy,
+    NoDoor,
+}
+
+impl Unreached {
+    const fn sentence(self) -> &'static str {
+        match self {
+            Unreached::NoDescriptor => NO_DESCRIPTOR,
+            Unreached::Busy => "too many programs connect to the net",
+            Unreached::NoDoor => "no net that shares memory listens there",
+        }
+    }
+}
+
+const NO_DESCRIPTOR: &str = "no descriptor is left";
 const LATE: &str = "the net did not answer in time, or another socket took the connection";
 
 /// A socket that is about to connect, and whose name a net knows.
@@ -34,7 +54,7 @@ pub(crate) fn announce(anchor: Fd, to: &NetAddress) -> Result<Announced, &'stati
     if !Settings::of_process().net_upgrade {
         return Err("SPINIO_NET_UPGRADE=off");
     }
-    let channel = knock(to)?;
+    let channel = knock(to).map_err(Unreached::sentence)?;
     injection_point!("program: door knocked at");
     if door::process_of(channel.0).is_none() {
         return Err("a net of another user listens there");
@@ -64,6 +84,7 @@ fn reason_of(refusal: Refusal) -> &'static str {
         Refusal::Memory => "the net has no memory left for programs",
         Refusal::Backlog => "the backlog of the listening socket is full",
         Refusal::Setting => "a setting of the net",
+        Refusal::Descriptors => "the net has no descriptor left",
     }
 }
 
@@ -101,18 +122,18 @@ pub(crate) fn own_name(to: &NetAddress) -> Vec<u8> {
 }
 
 /// A channel to the door of a listening socket.
-pub(crate) fn knock(to: &NetAddress) -> Result<SocketFd, &'static str> {
+pub(crate) fn knock(to: &NetAddress) -> Result<SocketFd, Unreached> {
     for listener in door::candidates(to) {
         let Ok(channel) = socket::new_socket(AF_UNIX, SEQPACKET).map(SocketFd) else {
-            return Err("no descriptor is left");
+            return Err(Unreached::NoDescriptor);
         };
         match socket::connect(channel.0, &door::name(&listener)) {
             Ok(()) => return Ok(channel),
-            Err(Errno::AGAIN) => return Err("too many programs connect to the net"),
+            Err(Errno::AGAIN) => return Err(Unreached::Busy),
             Err(_) => {}
         }
     }
-    Err("no net that shares memory listens there")
+    Err(Unreached::NoDoor)
 }
 
 impl Announced {
@@ -144,9 +165,13 @@ impl Announced {
 
     /// After the socket is connected: the memory through which the bytes go, or the reason why they go through Linux.
     pub(crate) fn agree(self) -> Result<Memory, &'static str> {
-        let (offer, file) = self.receive();
-        let (Some(Packet::Offer { size_log2, generation, first, peer: None }), Some(file)) = (offer, file) else {
-            return Err(LATE);
+        let (size_log2, generation, first, file) = match self.receive() {
+            (Some(Packet::Offer { size_log2, generation, first, peer: None }), file) => {
+                // It comes with one, for which the Linux kernel had no number here.
+                (size_log2, generation, first, file.ok_or(NO_DESCRIPTOR)?)
+            }
+            (Some(Packet::Refused(refusal)), _) => return Err(reason_of(refusal)),
+            _ => return Err(LATE),
         };
         injection_point!("program: offer received");
         let granule = MappedGranule::map(file.0, size_log2).ok_or("the memory cannot be mapped")?;

@@ -49,8 +49,18 @@ pub(crate) enum Answer {
     Made(u16, Option<Place>),
     /// Wants the descriptor of this memory, through this passage: before Linux 6.9 it could not take it out of the proxy's table.
     Wants(u16, Place),
-    /// Whether kernels can use the memory.
-    Mapped(u16, bool),
+    /// What came of the memory.
+    Mapped(u16, Mapped),
+}
+
+/// Whether kernels can use memory of another net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mapped {
+    Yes,
+    /// Nor will they.
+    No,
+    /// No descriptor was left.
+    NotNow,
 }
 
 struct Importer {
@@ -121,9 +131,9 @@ impl Importer {
                     self.passages.push((place, passage));
                     Answer::Wants(place, outer)
                 }
-                Err(_) => Answer::Mapped(place, false),
+                Err(_) => Answer::Mapped(place, Mapped::NotNow),
             },
-            Request::Given(place) => Answer::Mapped(place, self.map(place).is_some()),
+            Request::Given(place) => Answer::Mapped(place, self.map(place)),
         })
     }
 
@@ -137,14 +147,16 @@ impl Importer {
         Some(fd)
     }
 
-    fn map(&mut self, place: u16) -> Option<()> {
-        let at = self.passages.iter().position(|(of, _)| *of == place)?;
+    fn map(&mut self, place: u16) -> Mapped {
+        let Some(at) = self.passages.iter().position(|(of, _)| *of == place) else { return Mapped::No };
         let (_, passage) = self.passages.swap_remove(at);
-        let fd = receive_descriptor(passage.inner).ok()?;
+        // Either thread had no number for it.
+        let Ok(fd) = receive_descriptor(passage.inner) else { return Mapped::NotNow };
         // SAFETY: opened in the line above, and owned by nothing else.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let chunk = self.device.import_chunk(fd.as_fd(), PEER_BYTES).ok()?;
-        self.put(place, chunk)
+        let chunk = self.device.import_chunk(fd.as_fd(), PEER_BYTES).ok();
+        let put = chunk.and_then(|chunk| self.put(place, chunk));
+        if put.is_some() { Mapped::Yes } else { Mapped::No }
     }
 
     /// Maps a chunk, which lives as long as that.

@@ -61,6 +61,8 @@ pub(crate) struct Meeting {
     pub(crate) name: Vec<u8>,
     pub(crate) backlog: usize,
     pub(crate) held: VecDeque<Held>,
+    /// Names of clients of this net that wait there, and why they stay with Linux.
+    pub(crate) kept_clients: VecDeque<(Vec<u8>, Kept)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

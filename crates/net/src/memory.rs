@@ -65,9 +65,15 @@ pub(crate) struct Plan {
     pub(crate) first: Position,
 }
 
+/// Descriptors of the granules, and why there are not as many as planned.
+pub(crate) struct GranuleFiles {
+    pub(crate) files: Vec<SocketFd>,
+    pub(crate) failed: Option<Errno>,
+}
+
 impl Memory {
     /// Allocates it; also the descriptors of the granules.
-    pub(crate) fn new(device: &'static dyn Device, plan: Plan) -> Result<(Memory, Vec<SocketFd>)> {
+    pub(crate) fn new(device: &'static dyn Device, plan: Plan) -> Result<(Memory, GranuleFiles)> {
         let sizes = plan.sizes;
         let rings = |pairs: u32| u64::from(pairs) * 2 * plan.ring_bytes;
         let Some(device) = device.shared_memory() else {
@@ -93,7 +99,9 @@ impl Memory {
         };
         let device_start = device.reserve(device_bytes).map_err(free_pinned)?;
         let (first, device_rings) = (plan.first.bits(), cleared_device as u64);
-        let (granules, files) = Granules::new(device, plan.granules, plan.ring_bytes).unzip();
+        let (files, failed_file) = Granules::files(plan.granules, plan.ring_bytes);
+        let granules = Granules::new(device, &files, plan.ring_bytes);
+        let files = if granules.is_some() { files } else { Vec::new() };
         let window =
             if granules.is_some() && granularity == PEER_BYTES { device.reserve(WINDOW_BYTES).ok() } else { None };
         let memory = Memory {
@@ -133,7 +141,7 @@ impl Memory {
             return Err(failed(error));
         }
         memory.words(0, 8)[header::MAGIC].store_release(MAGIC);
-        Ok((memory, files.unwrap_or_default()))
+        Ok((memory, GranuleFiles { files, failed: failed_file }))
     }
 
     fn clear_device_memory(&self) -> core::result::Result<(), DeviceError> {

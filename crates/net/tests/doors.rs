@@ -1,9 +1,10 @@
 //! Doors of listening sockets where something is used up: this test plays the programs, packet by packet.
 
-#![expect(unsafe_code, reason = "limits of the process")]
+#![expect(unsafe_code, reason = "descriptors, and options of sockets")]
+
+mod limit;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use spinio_device::registry;
@@ -13,30 +14,13 @@ use spinio_sys::Errno;
 use spinio_sys::linux::channel::{Until, receive_packet, send_packet, wait_socket};
 use spinio_sys::linux::socket::{self, AF_UNIX};
 
+use crate::limit::{alone, leave, limit, proxy_descriptors, set_limit};
+
 const STREAM: u16 = 1;
 const SEQPACKET: u16 = 5;
 /// Much less than the 5 s after which a program goes on without an answer.
 const SOON: Duration = Duration::from_secs(2);
-
-/// The limit of descriptors is one for all tests.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn limit() -> libc::rlimit {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the struct lives across the call.
-    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
-    limit
-}
-
-/// New descriptors have smaller numbers than this.
-fn set_limit(below: u64) {
-    let limit = libc::rlimit { rlim_cur: below, ..limit() };
-    // SAFETY: the struct lives across the call.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
-}
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn open() -> Net {
     let options = Options { sockets: 64, connections: 16, ring_bytes: 4096, idle_us: 500, ..Options::default() };
@@ -99,6 +83,49 @@ fn program_that_came_when_no_descriptor_was_left_is_served_once_there_are_some()
     assert_eq!(hear(&channel, SOON), Some(Packet::Welcome));
     without_descriptors(&net, &channel, || socket::connect(anchor.as_raw_fd(), address.bytes()));
     assert!(matches!(hear(&channel, SOON), Some(Packet::Offer { .. })));
+    net.close().unwrap();
+}
+
+#[test]
+fn program_is_told_that_the_net_has_no_descriptor_left() {
+    let _alone = alone();
+    let (net, address, door) = listening("few");
+    // Other threads of the net close some of its descriptors.
+    let settle = |count: usize| {
+        let begun = Instant::now();
+        while proxy_descriptors().len() != count {
+            assert!(begun.elapsed() < PATIENCE, "the proxy has {:?}, not {count}", proxy_descriptors());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let before = proxy_descriptors().len();
+    let knock = |channels: usize| {
+        let channel = new_socket(SEQPACKET);
+        socket::connect(channel.as_raw_fd(), door.bytes()).unwrap();
+        settle(before + channels);
+        channel
+    };
+    let refused = Some(Packet::Refused(Refusal::Descriptors));
+    let anchor = new_socket(STREAM);
+    socket::bind(anchor.as_raw_fd(), &AF_UNIX.to_ne_bytes()).unwrap();
+    let channel = knock(1);
+    let none = leave(0);
+    announce(&channel, &anchor).unwrap();
+    assert_eq!(hear(&channel, PATIENCE), refused, "none for the announced socket");
+    drop((none, channel));
+    settle(before);
+    // The announced socket has a larger number than all that are left: that it is closed leaves no other one.
+    let (channel, other) = (knock(1), knock(2));
+    announce(&channel, &anchor).unwrap();
+    assert_eq!(hear(&channel, PATIENCE), Some(Packet::Welcome));
+    drop(other);
+    settle(before + 2);
+    let one = leave(1);
+    socket::connect(anchor.as_raw_fd(), address.bytes()).unwrap();
+    assert_eq!(hear(&channel, PATIENCE), refused, "none for the process of the program");
+    drop(one);
+    let stats = net.stats();
+    assert_eq!((stats.kept_by_descriptors, stats.kept_by_granules), (2, 0));
     net.close().unwrap();
 }
 

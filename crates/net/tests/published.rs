@@ -1,19 +1,16 @@
 //! What `spinio net` reads: each socket has its transport, and the reason why it has that one.
 
+mod texts;
+
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use spinio_device::registry;
-use spinio_host::Settings;
 use spinio_net::{Net, NetAddress, Options, Socket, SocketOptions};
-use spinio_stats::{PublishedText, default_dirs, pid_of, published_text};
-use spinio_sys::linux;
 
-/// A text is written four times a second.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::texts::{becomes, counts, publishes};
+
 const IN: u16 = 1;
 
 fn options() -> Options {
@@ -33,54 +30,6 @@ fn listen(net: &Net, address: &str) -> NetAddress {
 
 fn name(of: &str) -> String {
     format!("unix:@spinio-published-{of}-{}", std::process::id())
-}
-
-/// The texts of all nets of this process.
-fn texts() -> Vec<Value> {
-    let dirs = default_dirs(Settings::of_process().runtime_dir.as_deref(), linux::geteuid());
-    let entries = dirs.iter().filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
-    let own = entries.filter(|entry| pid_of(&entry.file_name().to_string_lossy(), "net") == Some(std::process::id()));
-    own.filter_map(|entry| serde_json::from_str(published_text(&std::fs::read(entry.path()).ok()?)?).ok()).collect()
-}
-
-/// Waits until a socket with this local name, or for none with this number, says how its bytes go and why.
-fn becomes(local: &str, number: Option<i32>, wanted: [&str; 2]) -> Value {
-    let begun = Instant::now();
-    loop {
-        let texts = texts();
-        let sockets = texts.iter().filter_map(|text| text["sockets"].as_array()).flatten();
-        let of_it = |it: &&Value| match number {
-            Some(number) => it["socket"] == number,
-            None => it["local"] == local && it["state"] == "ESTAB",
-        };
-        let mut found = sockets.filter(of_it);
-        if let Some(socket) = found.find(|it| it["transport"] == wanted[0] && it["why"] == wanted[1]) {
-            assert!(socket["reason"].as_str().unwrap().len() > 10, "no sentence: {socket}");
-            return socket.clone();
-        }
-        assert!(begun.elapsed() < PATIENCE, "{wanted:?} of {local} {number:?}: {texts:#?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Waits until some net has counted so many connections.
-fn counts(name: &str, wanted: u64) {
-    let begun = Instant::now();
-    while !texts().iter().any(|text| text["connections"][name] == wanted) {
-        assert!(begun.elapsed() < PATIENCE, "{name} is not {wanted}: {:#?}", texts());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Whether the texts are there; says if not.
-fn publishes() -> bool {
-    let settings = Settings::of_process();
-    let dirs = default_dirs(settings.runtime_dir.as_deref(), linux::geteuid());
-    let publishes = settings.stats.is_none() && PublishedText::create(&dirs, "published").is_some();
-    if !publishes {
-        println!("skipped: SPINIO_STATS is set, or no directory is private, so nothing is published");
-    }
-    publishes
 }
 
 #[test]

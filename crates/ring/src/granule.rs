@@ -177,6 +177,8 @@ pub enum Refusal {
     Backlog,
     /// A setting.
     Setting,
+    /// No descriptor was left.
+    Descriptors,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"spnshr\x01\0");
@@ -217,6 +219,7 @@ impl Packet {
             3 => Packet::Refused(match word(1) {
                 1 => Refusal::Memory,
                 2 => Refusal::Backlog,
+                4 => Refusal::Descriptors,
                 _ => Refusal::Setting,
             }),
             4 => Packet::Offer {
@@ -243,7 +246,7 @@ mod tests {
     #[test]
     fn packets_survive_and_garbage_is_none() {
         let offer = |peer| Packet::Offer { size_log2: 12, generation: 0x1fff, first: Position::of(u64::MAX), peer };
-        let refused = [Refusal::Memory, Refusal::Backlog, Refusal::Setting].map(Packet::Refused);
+        let refused = [Refusal::Memory, Refusal::Backlog, Refusal::Setting, Refusal::Descriptors].map(Packet::Refused);
         let announced = [None, Some(0), Some(0x1fff)].map(|peer| {
             let kernel = peer.is_some();
             [Packet::Announce { kernel, peer }, offer(kernel.then_some(20)), Packet::Go { peer: kernel }]

@@ -4,7 +4,7 @@
 //!   code:   commit(..); injection_point!("server: release committed"); answer(..);
 //!   test:   a file of words, named by SPINIO_INJECTION in the environment of the process
 //!             │ armed: a point, which pass of it, and a signal            counts: passes of each point
-//!             └────────> that pass: SIGKILL or SIGSTOP to the process itself, exactly there
+//!             └────────> that pass: SIGKILL or SIGSTOP to the process itself, exactly there; or its thread waits
 //! ```
 //!
 //! A point is the hash of its name. Builds without debug assertions, and so all that are installed, have no points:
@@ -38,16 +38,20 @@ pub mod word {
     pub const ARMED: usize = 0;
     /// Passes of it until the signal is sent.
     pub const LEFT: usize = 1;
-    /// The number of the signal.
+    /// The number of the signal, or [`HOLD`].
     pub const SIGNAL: usize = 2;
     /// Signals that were sent.
     pub const FIRED: usize = 3;
+    /// Not 0: threads that were held go on.
+    pub const LET_GO: usize = 4;
     /// Pairs: a point, and its passes.
     pub const COUNTS: usize = 8;
     /// Pairs at most.
     pub const POINTS: usize = 256;
     /// Words in total.
     pub const ALL: usize = COUNTS + 2 * POINTS;
+    /// Instead of a signal: the thread that passes is held there, and no other one.
+    pub const HOLD: u64 = 0;
 }
 
 /// A point's number (FNV-1a), never 0.
@@ -68,6 +72,7 @@ mod points {
     use std::sync::OnceLock;
     use std::sync::atomic::AtomicU64;
     use std::sync::atomic::Ordering::SeqCst;
+    use std::time::Duration;
 
     use super::{VARIABLE, word};
     use crate::linux::{SharedWords, kill_this_thread};
@@ -80,8 +85,17 @@ mod points {
             if words[word::ARMED].load(SeqCst) == point && words[word::LEFT].fetch_sub(1, SeqCst) == 1 {
                 words[word::ARMED].store(0, SeqCst);
                 words[word::FIRED].fetch_add(1, SeqCst);
-                kill_this_thread(words[word::SIGNAL].load(SeqCst) as u32);
+                match words[word::SIGNAL].load(SeqCst) {
+                    word::HOLD => hold(words),
+                    signal => kill_this_thread(signal as u32),
+                }
             }
+        }
+    }
+
+    fn hold(words: &[AtomicU64]) {
+        while words[word::LET_GO].load(SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -5,6 +5,8 @@
 pub mod audit;
 pub mod both;
 pub mod gpu;
+#[cfg(debug_assertions)]
+pub mod hold;
 pub mod raw;
 
 use std::io::{BufRead, BufReader};

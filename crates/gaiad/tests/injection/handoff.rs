@@ -19,7 +19,7 @@ use crate::common::{TestMount, device_process};
 pub(crate) const FILE: usize = (2 << 20) + 100;
 
 /// The server is killed before the commit, or after it.
-const UNCOMMITTED: [&str; 2] = ["server: chunks imported", "server: chunks kept"];
+const UNCOMMITTED: [&str; 3] = ["server: chunks imported", "server: chunks promised memory", "server: chunks kept"];
 const COMMITTED: [&str; 3] = ["server: chunks committed", "server: bytes begin to arrive", "server: bytes arrived"];
 
 pub(crate) struct Program {

@@ -50,11 +50,13 @@ impl Proxy {
         if door::candidates(&to).iter().any(|to| self.shared.has_door(&door::name(to))) {
             return false;
         }
-        let Ok(channel) = handshake::knock(&to) else {
-            self.note_kept(index, Kept::Plain);
-            return false;
+        let channel = match handshake::knock(&to) {
+            Ok(channel) => self.closer.own(channel.into_fd()),
+            Err(unreached) => {
+                self.keep(index, unreached.into());
+                return false;
+            }
         };
-        let channel = self.closer.own(channel.into_fd());
         let Some(process) = door::process_of(channel.fd()) else {
             self.keep(index, Kept::User);
             return false;
@@ -67,11 +69,11 @@ impl Proxy {
         let (events, data) = (EPOLLIN | EPOLLRDHUP, TAG | ANNOUNCED | number as u64);
         let done = send_packet(channel.fd(), &announce.encode(), Some(fd))
             .and_then(|()| socket::epoll_add(self.epoll.0, channel.fd(), events, data));
-        if done.is_err() {
+        if let Err(errno) = done {
             let mut bytes = [0; PACKET_BYTES];
             let got = self.closer.receive_packet(channel.fd(), &mut bytes).ok();
             let refusal = got.and_then(|(len, _)| handshake::refusal_of(&bytes[..len]));
-            self.keep(index, refusal.map_or(Kept::Time, Kept::from));
+            self.keep(index, refusal.map_or(Kept::of(errno, Kept::Time), Kept::from));
             return false;
         }
         if number == self.announced.len() {
@@ -206,9 +208,13 @@ impl Proxy {
                 (announced.stage, announced.since) = (Stage::Welcome, now);
                 self.connect_again(index, now);
             }
-            (Stage::Announced, Some(Packet::Refused(refusal))) => {
+            (Stage::Announced | Stage::Welcome, Some(Packet::Refused(refusal))) => {
                 self.keep(index, refusal.into());
                 self.stay_with_linux(number, now);
+            }
+            // It comes with a file, for which the Linux kernel had no number here.
+            (Stage::Welcome, Some(Packet::Offer { .. })) if file.is_none() => {
+                self.keep_announced(number, Kept::Descriptors, now);
             }
             (Stage::Welcome, Some(Packet::Offer { size_log2, generation, first, peer })) => {
                 injection_point!("connecting net: offer received");
@@ -304,7 +310,7 @@ impl Proxy {
         let memory = announced.near.ready().zip(announced.far.ready()).and_then(|(near, far)| {
             // Higher than all uses before, which the other net has seen to, unless another connection was faster.
             let next = self.rings.next_generation(near, [0, 0]).filter(|next| *next <= place.generation)?;
-            let file = self.rings.give(near, announced.process, place.generation.max(next))?;
+            let file = self.rings.give(near, announced.process, place.generation.max(next)).ok()?;
             place.remote = Some(Remote { near, far });
             Some((Packet::Memory { net: self.rings.net, number: near }, file))
         });

@@ -14,6 +14,7 @@ use spinio_sys::linux::channel::ProcessFd;
 use spinio_sys::linux::socket;
 
 use super::rings::Slot;
+use crate::kept::Kept;
 use crate::socket_fd::{Closer, ForeignFd, SocketFd};
 
 /// What the epoll data of doors and channels say, and of the channels of sockets that connect to another net, where sockets have an epoch.
@@ -82,7 +83,11 @@ pub(super) struct Door {
 /// Granules, doors and channels.
 pub(super) struct Shared {
     pub(super) granules: Vec<Granule>,
+    /// No descriptor was left for any granule.
+    pub(super) lacks_granules: bool,
     pub(super) doors: Vec<Door>,
+    /// Listening sockets for whose door no descriptor was left.
+    pub(super) doorless: Vec<Descriptor>,
     pub(super) channels: Vec<Option<Channel>>,
     /// The logarithm of the size of rings in granules, and in device memory.
     pub(super) size_log2: u32,
@@ -107,13 +112,21 @@ pub(super) fn close_listener(fd: SocketFd, closer: &Closer) {
 }
 
 impl Shared {
-    /// `files`: descriptors of the granules; without them, the net has no doors.
-    pub(super) fn new(files: Vec<SocketFd>, ring_bytes: u64, peer_ring_bytes: u64) -> Shared {
+    /// `files`: descriptors of the granules; without them, the net has no doors. `failed`: why there are not more.
+    pub(super) fn new(files: Vec<SocketFd>, failed: Option<Errno>, ring_bytes: u64, peer_ring_bytes: u64) -> Shared {
         let granule =
             |fd: SocketFd| Granule { fd, generation: 0, owner: None, kernel: false, program: false, rings: false };
-        let granules = files.into_iter().map(granule).collect();
-        let (size_log2, peer_size_log2) = (ring_bytes.trailing_zeros(), peer_ring_bytes.trailing_zeros());
-        Shared { granules, doors: Vec::new(), channels: Vec::new(), size_log2, peer_size_log2 }
+        let granules: Vec<Granule> = files.into_iter().map(granule).collect();
+        let lacks = |errno| Kept::of(errno, Kept::Plain) == Kept::Descriptors;
+        Shared {
+            lacks_granules: granules.is_empty() && failed.is_some_and(lacks),
+            granules,
+            doors: Vec::new(),
+            doorless: Vec::new(),
+            channels: Vec::new(),
+            size_log2: ring_bytes.trailing_zeros(),
+            peer_size_log2: peer_ring_bytes.trailing_zeros(),
+        }
     }
 
     /// A granule that this process may map.
@@ -140,6 +153,11 @@ impl Shared {
     pub(super) fn is_announced_for(&self, listener: Descriptor) -> bool {
         let waits = |channel: &Channel| channel.stage == Stage::Announced && channel.listener == listener;
         self.channels.iter().flatten().any(waits)
+    }
+
+    /// Whether a program could not ask for memory at a listening socket, since no descriptor was left for what that needs.
+    pub(super) fn lacks_descriptors(&self, listener: Descriptor) -> bool {
+        self.lacks_granules || self.doorless.contains(&listener)
     }
 
     /// Whether a listening socket has the door of this name.

@@ -152,17 +152,20 @@ impl Proxy {
             }
             socket.readable = true;
             socket.writable = true;
+            let lacked = socket.meeting.kept == Some(Kept::Descriptors);
             self.set_error(index, 0);
             self.counters.connected.add(1);
+            self.counters.kept_by_descriptors.add(lacked.into());
             self.heat(index);
         }
         self.end_connect(index, connect, errno);
         self.pace.gave(now);
     }
 
-    /// A connection stays with Linux, for this reason, which is counted.
+    /// A connection stays with Linux, for this reason, which is counted; where no descriptor was left, once it is there: until
+    /// then it is tried in other ways.
     pub(super) fn keep(&mut self, index: u32, kept: Kept) {
-        if let Some(counter) = kept.counter(&self.counters) {
+        if let Some(counter) = kept.counter(&self.counters).filter(|_| kept != Kept::Descriptors) {
             counter.add(1);
         }
         self.note_kept(index, kept);

@@ -17,6 +17,7 @@ use spinio_sys::linux::channel::send_packet;
 use super::Proxy;
 use super::channels::Stage;
 use super::rings::Slot;
+use crate::importer::Mapped;
 use crate::socket_fd::SocketFd;
 
 impl Proxy {
@@ -52,8 +53,9 @@ impl Proxy {
     }
 
     /// Device memory of another net is mapped, or cannot be.
-    pub(super) fn mapped(&mut self, place: u16, done: bool, now: u64) {
-        self.rings.mapped(place, done);
+    pub(super) fn mapped(&mut self, place: u16, mapped: Mapped, now: u64) {
+        let done = mapped == Mapped::Yes;
+        self.rings.mapped(place, mapped);
         for number in 0..self.shared.channels.len() as u32 {
             let Some(channel) = self.shared.channel(number) else { continue };
             channel.far.settle(place, done);

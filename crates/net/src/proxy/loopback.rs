@@ -85,7 +85,7 @@ impl Proxy {
             if at.meeting.held.len() >= at.meeting.backlog {
                 break Kept::Backlog;
             }
-            match self.accept_one(listener) {
+            match self.with_room(now, |proxy| proxy.accept_one(listener)) {
                 Ok(held) => {
                     if let Some(at) = self.sockets.at(listener) {
                         at.meeting.held.push_back(held);
@@ -104,11 +104,27 @@ impl Proxy {
                     self.postpone(index);
                     return true;
                 }
-                Err(_) => break Kept::Name,
+                Err(errno) => break Kept::of(errno, Kept::Name),
             }
         };
         self.keep(index, kept);
+        // Its other end is accepted later, and has the same reason.
+        if kept != Kept::Name
+            && let Some(at) = self.sockets.at(listener)
+        {
+            at.meeting.kept_clients.push_back((own.bytes().to_vec(), kept));
+            if at.meeting.kept_clients.len() > at.meeting.backlog {
+                at.meeting.kept_clients.pop_front();
+            }
+        }
         false
+    }
+
+    /// Why a client of this net that waits at a listening socket stays with Linux.
+    fn kept_client(&mut self, listener: u32, name: &[u8]) -> Option<Kept> {
+        let clients = &mut self.sockets.at(listener)?.meeting.kept_clients;
+        let at = clients.iter().position(|(of, _)| of == name)?;
+        clients.remove(at).map(|(_, kept)| kept)
     }
 
     /// The next connection of a listening socket.
@@ -154,7 +170,7 @@ impl Proxy {
             Ok(undecided) => (undecided, None),
             Err(_) if adopted => (None, Some(Kept::Adopted)),
             Err(_) if !self.pairs.is_enabled() => (None, Some(Kept::Setting)),
-            Err(kept) => (None, Some(kept)),
+            Err(kept) => (None, Some(self.kept_client(listener, peer.bytes()).unwrap_or(kept))),
         };
         if undecided.is_some() && family_of(&peer) == AF_UNIX {
             held_peer = SocketAddress::unnamed_unix();

@@ -126,6 +126,8 @@ pub(crate) struct Setup {
     pub(crate) inner_pairs: u32,
     /// Descriptors of the granules, in the table of the thread that makes the net.
     pub(crate) granules: Vec<Place>,
+    /// Why there are not more of them.
+    pub(crate) granule_failed: Option<Errno>,
     /// Registers those of other nets.
     pub(crate) importer: Option<Sender<importer::Request>>,
     /// Device memory can be mapped for connections to other devices.
@@ -212,6 +214,16 @@ impl Proxy {
         let for_rings = setup.importer.clone().filter(|_| setup.has_window);
         let files = setup.files.map(|files| Files::new(files, epoll.0, setup.epoch)).transpose()?;
         let (closer, closed) = Closer::start()?;
+        let (mut granules, mut granule_failed) = (Vec::new(), setup.granule_failed);
+        for file in setup.granules {
+            match file.duplicate() {
+                Ok(file) => granules.push(file),
+                Err(errno) => {
+                    granule_failed = Some(errno);
+                    break;
+                }
+            }
+        }
         Ok(Proxy {
             epoll,
             closer,
@@ -222,11 +234,7 @@ impl Proxy {
             first: setup.first,
             sets: Sets::default(),
             pairs: Pairs::new(setup.inner_pairs, setup.ring_bytes),
-            shared: Shared::new(
-                setup.granules.iter().map_while(|file| file.duplicate().ok()).collect(),
-                setup.ring_bytes,
-                setup.peer_ring_bytes,
-            ),
+            shared: Shared::new(granules, granule_failed, setup.ring_bytes, setup.peer_ring_bytes),
             announced: Vec::new(),
             imports: Imports::new(setup.importer),
             rings: Rings::new(for_rings, linux::monotonic_ns()),
@@ -327,7 +335,7 @@ impl Proxy {
                 Command::Import(Answer::Wants(place, passage)) => {
                     self.rings.give_far(place, passage.duplicate().ok());
                 }
-                Command::Import(Answer::Mapped(place, done)) => self.mapped(place, done, now),
+                Command::Import(Answer::Mapped(place, mapped)) => self.mapped(place, mapped, now),
                 Command::Fail => self.fail(),
                 Command::End => {
                     // What kernels have sent before they ended is sent.

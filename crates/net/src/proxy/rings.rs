@@ -15,10 +15,11 @@ use std::sync::mpsc::Sender;
 
 use spinio_ring::layout::{FAR_PEERS, OWN_PEERS};
 use spinio_ring::peer::LAST_GENERATION;
+use spinio_sys::Errno;
 use spinio_sys::linux::channel::ProcessFd;
 use spinio_sys::linux::socket_move::send_descriptor;
 
-use crate::importer::Request;
+use crate::importer::{Mapped, Request};
 use crate::socket_fd::{ForeignFd, SocketFd};
 
 #[derive(Debug, Default)]
@@ -39,8 +40,8 @@ struct Far {
     of: (u32, u64, u16),
     /// Until the importer has it.
     fd: Option<ForeignFd>,
-    ready: bool,
-    failed: bool,
+    /// None while the importer is at it.
+    mapped: Option<Mapped>,
 }
 
 /// A place in the window, or that there is none.
@@ -134,31 +135,37 @@ impl Rings {
     }
 
     /// A process gets it: the descriptor.
-    pub(super) fn give(&mut self, place: u16, process: u32, generation: u16) -> Option<i32> {
-        let own = self.own.get_mut(usize::from(place))?;
-        let fd = own.fd.as_ref()?.0;
+    pub(super) fn give(&mut self, place: u16, process: u32, generation: u16) -> Result<i32, Errno> {
+        let own = self.own.get_mut(usize::from(place)).ok_or(Errno::NOMEM)?;
+        let fd = own.fd.as_ref().ok_or(Errno::NOMEM)?.0;
         if own.owner.as_ref().is_none_or(|(of, fd)| *of != process || fd.has_ended()) {
-            own.owner = Some((process, ProcessFd::open(process).ok()?));
+            own.owner = Some((process, ProcessFd::open(process)?));
         }
         own.generation = generation;
-        Some(fd)
+        Ok(fd)
     }
 
     /// Memory of another net.
     pub(super) fn take_far(&mut self, of: (u32, u64, u16), fd: ForeignFd) -> Slot {
         if let Some(at) = self.far.iter().position(|far| far.of == of) {
             let place = OWN_PEERS + at as u16;
-            return match &self.far[at] {
-                Far { failed: true, .. } => Slot::None,
-                Far { ready: true, .. } => Slot::Ready(place),
-                Far { .. } => Slot::Soon(place),
+            return match self.far[at].mapped {
+                Some(Mapped::No) => Slot::None,
+                Some(Mapped::Yes) => Slot::Ready(place),
+                None => Slot::Soon(place),
+                // There may be a descriptor by now.
+                Some(Mapped::NotNow) if self.ask(Request::Map(place)) => {
+                    self.far[at] = Far { of, fd: Some(fd), mapped: None };
+                    Slot::Soon(place)
+                }
+                Some(Mapped::NotNow) => Slot::None,
             };
         }
         let place = OWN_PEERS + self.far.len() as u16;
         if place >= OWN_PEERS + FAR_PEERS || !self.ask(Request::Map(place)) {
             return Slot::None;
         }
-        self.far.push(Far { of, fd: Some(fd), ready: false, failed: false });
+        self.far.push(Far { of, fd: Some(fd), mapped: None });
         Slot::Soon(place)
     }
 
@@ -172,11 +179,11 @@ impl Rings {
         self.ask(Request::Given(place));
     }
 
-    /// It was mapped.
-    pub(super) fn mapped(&mut self, place: u16, done: bool) {
+    /// It was mapped, or was not.
+    pub(super) fn mapped(&mut self, place: u16, mapped: Mapped) {
         let at = usize::from(place.saturating_sub(OWN_PEERS));
         if let Some(far) = self.far.get_mut(at) {
-            (far.ready, far.failed) = (done, !done);
+            far.mapped = Some(mapped);
         }
     }
 

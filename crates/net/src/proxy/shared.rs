@@ -32,7 +32,7 @@ use spinio_sys::{Errno, injection_point};
 use super::Proxy;
 use super::channels::{ANNOUNCED, Channel, DOOR, Door, Stage, TAG};
 use super::rings::Slot;
-use super::sockets::STREAM;
+use super::sockets::{STREAM, State};
 use crate::NetAddress;
 use crate::door::{self, PATIENCE_NS};
 use crate::kept::Kept;
@@ -52,7 +52,14 @@ impl Proxy {
         if self.shared.granules.is_empty() || self.shared.doors.iter().any(|door| door.listener == listener) {
             return;
         }
-        let Ok(fd) = socket::new_socket(AF_UNIX, SEQPACKET).map(SocketFd) else { return };
+        self.shared.doorless.retain(|of| *of != listener);
+        let fd = match socket::new_socket(AF_UNIX, SEQPACKET) {
+            Ok(fd) => SocketFd(fd),
+            Err(errno) => {
+                let lacked = (Kept::of(errno, Kept::Plain) == Kept::Descriptors).then_some(listener);
+                return self.shared.doorless.extend(lacked);
+            }
+        };
         let name = door::name(&NetAddress::of(name));
         let opened = socket::bind(fd.0, &name)
             .and_then(|()| socket::listen(fd.0, 64))
@@ -92,8 +99,14 @@ impl Proxy {
         }
     }
 
-    /// Tries again at doors for which no descriptor was left.
+    /// Tries again to open doors, and at doors, for which no descriptor was left.
     pub(super) fn retry_doors(&mut self, now: u64) {
+        for listener in std::mem::take(&mut self.shared.doorless) {
+            let socket = self.sockets.get(listener).filter(|socket| socket.state == State::Listening);
+            if let Some(name) = socket.map(|socket| socket.meeting.name.clone()) {
+                self.open_door(listener.index, &name);
+            }
+        }
         let waiting = self.shared.doors.iter().filter(|door| door.retry);
         for index in waiting.map(|door| door.listener.index).collect::<Vec<_>>() {
             self.answer_door(index, now);
@@ -178,8 +191,11 @@ impl Proxy {
                 channel.announced = file;
                 channel.other_net = kernel;
                 channel.peer = peer;
-                // Without the socket: no descriptor was left for it.
-                let refusal = if channel.announced.is_none() || self.shared.free_for(process).is_none() {
+                let refusal = if channel.announced.is_none() {
+                    // The packet came without the socket.
+                    self.counters.kept_by_descriptors.add(1);
+                    Some(Refusal::Descriptors)
+                } else if self.shared.free_for(process).is_none() {
                     self.counters.kept_by_granules.add(1);
                     Some(Refusal::Memory)
                 } else if self.sockets.get(listener).is_none_or(|s| s.meeting.held.len() >= s.meeting.backlog) {
@@ -329,17 +345,21 @@ impl Proxy {
                 && channel.announced.as_ref().is_some_and(|client| is_client(client.fd(), accepted, peer))
         };
         let number = self.shared.channels.iter().position(|channel| channel.as_ref().is_some_and(is_it));
-        let number = number.ok_or(Kept::Plain)? as u32;
+        let lacks = self.shared.lacks_descriptors(self.sockets.descriptor(listener));
+        let plain = if lacks { Kept::Descriptors } else { Kept::Plain };
+        let number = number.ok_or(plain)? as u32;
         injection_point!("accepting net: connection accepted");
-        let channel = self.shared.channel(number).ok_or(Kept::Plain)?;
+        let channel = self.shared.channel(number).ok_or(plain)?;
         channel.announced = None;
         let (fd, process, rings) = (channel.fd.fd(), channel.process, !channel.other_net);
         let (own, theirs) = (channel.near.ready(), channel.peer.unwrap_or(0));
         let mut near = None;
-        let offered = self.shared.free_for(process).and_then(|at| {
+        let lacking = |errno| Kept::of(errno, Kept::Granules);
+        let free = self.shared.free_for(process).ok_or(Kept::Granules);
+        let offered = free.and_then(|at| {
             let granule = &mut self.shared.granules[at];
-            let owner = ProcessFd::open(process).ok()?;
-            let words = memory.granule(at as u32)?;
+            let owner = ProcessFd::open(process).map_err(lacking)?;
+            let words = memory.granule(at as u32).ok_or(Kept::Granules)?;
             near = own.and_then(|own| Some((own, self.rings.next_generation(own, [granule.generation, theirs])?)));
             granule.generation = near.map_or_else(|| next_generation(granule.generation), |(_, generation)| generation);
             // A bus never sees a word of an earlier connection.
@@ -349,28 +369,33 @@ impl Proxy {
             let offer = Packet::Offer { size_log2, generation, first: self.first, peer };
             // From now on the process may map it.
             granule.owner = Some((process, owner));
-            send_packet(fd, &offer.encode(), Some(granule.fd.0)).ok()?;
+            send_packet(fd, &offer.encode(), Some(granule.fd.0)).map_err(lacking)?;
             injection_point!("accepting net: granule offered");
             if let Some((near, generation)) = near {
                 let memory = Packet::Memory { net: self.rings.net, number: near };
-                let file = self.rings.give(near, process, generation)?;
-                send_packet(fd, &memory.encode(), Some(file)).ok()?;
+                let file = self.rings.give(near, process, generation).map_err(lacking)?;
+                send_packet(fd, &memory.encode(), Some(file)).map_err(lacking)?;
                 injection_point!("accepting net: memory offered");
             }
             (granule.kernel, granule.program, granule.rings) = (true, true, rings);
-            Some(at as u32)
+            Ok(at as u32)
         });
         match (offered, self.shared.channel(number)) {
-            (Some(granule), Some(channel)) => {
+            (Ok(granule), Some(channel)) => {
                 channel.stage = Stage::Offered(granule);
                 let unused = if near.is_none() { std::mem::take(&mut channel.near) } else { Slot::None };
                 self.rings.give_back(unused);
                 Ok(number)
             }
-            _ => {
-                self.counters.kept_by_granules.add(1);
+            (offered, _) => {
+                let kept = offered.err().unwrap_or(Kept::Granules);
+                let refusal = if kept == Kept::Descriptors { Refusal::Descriptors } else { Refusal::Memory };
+                if let Some(counter) = kept.counter(&self.counters) {
+                    counter.add(1);
+                }
+                let _ = send_packet(fd, &Packet::Refused(refusal).encode(), None);
                 self.end_channel(number);
-                Err(Kept::Granules)
+                Err(kept)
             }
         }
     }

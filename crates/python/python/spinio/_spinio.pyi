@@ -160,6 +160,7 @@ class _NetStats(TypedDict):
     kept_by_time: int
     peer: int
     helped: int
+    kept_by_descriptors: int
 
 @final
 class Net:
