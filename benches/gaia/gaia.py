@@ -333,7 +333,7 @@ def measure(table, program, spinio, mount, plain, below, hidden, size):
         seconds = max(mount.kill() for _ in range(20))
         table.time("kill", "server killed: longest of 20", seconds * 1e6, "2 s")
     if table.wants("metadata"):
-        for access, goal in (("write", "1 %"), ("released", "1 %"), ("read", "0.5 %")):
+        for access, goal in (("released", "1 %"), ("write", "1 %"), ("read", "0.5 %")):
             host, device = metadata(program, mount, file, size, access)
             what = "just released" if access == "released" else f"to {access}"
             work = f"metadata of a map of {mib} MiB, {what}"
