@@ -15,6 +15,8 @@ pub(crate) const WITHIN: Duration = Duration::from_secs(10);
 /// What came from a client.
 pub(crate) enum Received<'a> {
     Message(&'a [u8]),
+    /// A message with descriptors for which this process had no numbers left.
+    WithoutDescriptors,
     /// Nothing within the time that was set for the socket.
     Nothing,
     /// The client has gone, or sends too much.
@@ -29,6 +31,10 @@ pub(crate) fn receive_in_time<'a>(
 ) -> Received<'a> {
     descriptors.clear();
     match packets::receive(socket, buffer, MAX_CHUNKS, descriptors, Wait::Yes) {
+        // As many as there is room for: there were more.
+        Ok(got) if got.descriptors_cut && !got.bytes_cut && descriptors.len() < MAX_CHUNKS => {
+            Received::WithoutDescriptors
+        }
         Ok(got) if got.is_cut() => Received::End,
         Ok(got) if (1..=MAX_MESSAGE).contains(&got.bytes) => Received::Message(&buffer[..got.bytes]),
         Err(Errno::AGAIN) => Received::Nothing,
@@ -40,7 +46,7 @@ pub(crate) fn receive_in_time<'a>(
 pub(crate) fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     match receive_in_time(socket, buffer, &mut Vec::new()) {
         Received::Message(message) => Some(message),
-        Received::Nothing | Received::End => None,
+        Received::WithoutDescriptors | Received::Nothing | Received::End => None,
     }
 }
 

@@ -112,6 +112,14 @@ pub(crate) fn serve(all: &Clients, socket: &OwnedFd, hello: &Hello, mut counted:
     loop {
         let bytes = match receive_in_time(socket, &mut buffer, &mut descriptors) {
             Received::Message(bytes) => bytes,
+            // Nothing of it is done, so its epoch goes on: an ordinary release takes no descriptors.
+            Received::WithoutDescriptors => {
+                descriptors.clear();
+                if send(socket, |out| refuse(out, Errno::NFILE)).is_err() {
+                    return;
+                }
+                continue;
+            }
             Received::Nothing => {
                 client.expire();
                 let _ = set_socket_timeout(socket, Timeout::Recv, None);

@@ -273,6 +273,31 @@ fn bytes_arrive_once_a_device_process_can_be_started() {
     assert_eq!(mount.servers(), 1);
 }
 
+/// The server has no numbers for the descriptors that come with the message, for a while: what it does without them may wait too.
+#[test]
+fn release_whose_chunks_the_server_cannot_receive_keeps_its_epoch() {
+    let Some((mount, file)) = mounted(None, None) else { return };
+    let client = Client::new(&file);
+    assert!(client.release(22), "{:?}", client.map.info());
+    assert!(read(&file) == content(22));
+    client.map.overwrite(0, LEN as u64).unwrap();
+    client.store(0, &content(23));
+    let server = Pid::from_raw(mount.server() as i32);
+    let names = std::fs::read_dir(format!("/proc/{}/fd", mount.server())).unwrap();
+    let used: Vec<u64> = names.filter_map(|name| name.unwrap().file_name().to_str()?.parse().ok()).collect();
+    // Fewer than there are chunks.
+    let left = (0..).filter(|number| !used.contains(number)).nth(2);
+    let before = prlimit(server, Resource::Nofile, Rlimit { current: left, ..getrlimit(Resource::Nofile) }).unwrap();
+    std::thread::scope(|threads| {
+        let released = threads.spawn(|| client.map.release_handing_over(0, LEN as u64));
+        std::thread::sleep(Duration::from_millis(500));
+        prlimit(server, Resource::Nofile, before).unwrap();
+        assert_eq!(released.join().unwrap().unwrap(), LEN as u64);
+    });
+    assert_eq!((client.map.info().reattached, mount.servers()), (0, 1), "{:?}", client.map.info());
+    assert!(read(&file) == content(23));
+}
+
 /// With nothing of two chunks on its way, since the device process is stopped.
 #[test]
 fn pages_that_were_not_handed_over_do_not_wait() {
