@@ -90,6 +90,7 @@ mod explain;
 mod file;
 mod free_slots;
 mod held_slots;
+mod holds;
 mod kernel;
 mod layout;
 pub mod leased_messages;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::file::{Backing, CpuTwin, Entry, FilePages, KernelPages, add_page};
 use crate::free_slots::FreeSlots;
-use crate::held_slots::Holds;
+use crate::holds::Holds;
 use crate::layout::{COMMITTED, DONE, Kind, SEQUENCES, SlotMemory, Tag, Words};
 use crate::page::bytes_inside;
 use crate::rules::{Rule, keep};
