@@ -142,7 +142,9 @@ static void kernel_does_not_trust_the_holder_of_a_door()
         int s = spinio_net_connect(connects.net, net.address.c_str());
         holder.join();
         CHECK(s > 0 && connects.stats().shared == 0 && connects.stats().connected == 1);
-        CHECK(connects.stats().kept_by_time + connects.stats().kept_by_backlog == 1);
+        // None looks like one for which this process had no number left.
+        const auto stats = connects.stats();
+        CHECK(what == 7 ? stats.kept_by_descriptors == 1 : stats.kept_by_time + stats.kept_by_backlog == 1);
         if (net.anchor < 0)
             net.anchor = accept(net.listening, nullptr, nullptr);
         CHECK(send(net.anchor, "hello", 5, MSG_NOSIGNAL) == 5 && !shutdown(net.anchor, SHUT_WR));

@@ -212,7 +212,7 @@ impl Proxy {
                 self.keep(index, refusal.into());
                 self.stay_with_linux(number, now);
             }
-            // It comes with a file, for which the Linux kernel had no number here.
+            // It comes with a file, for which the Linux kernel had no number here, unless the other net breaks the rules.
             (Stage::Welcome, Some(Packet::Offer { .. })) if file.is_none() => {
                 self.keep_announced(number, Kept::Descriptors, now);
             }
