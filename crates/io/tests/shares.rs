@@ -111,7 +111,7 @@ fn read_next_to_hung_server(readers: usize, bounce_limit: u64, engine: StorageEn
             }
             assert!(pool.total_bytes() <= bounce_limit);
             assert!(pool.available() >= all_buffers / 2, "the server has more than its share");
-            // Of a host read that begins afterwards, and of one that waited.
+            // Of a host read after the end of the connection, and of one that waited.
             let host = [server.end(), Some(libc::ECONNABORTED)];
             for hung in hung_reads {
                 let error = hung.join().unwrap().expect_err("the server has answered");

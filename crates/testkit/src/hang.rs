@@ -29,14 +29,25 @@ impl HungServer {
         eventually("reads wait for the server", || threads_in_pread() >= count);
     }
 
-    /// Ends the server; the errno that a host read of a file of it has then.
+    /// Ends the server and waits until its connection is gone; the errno that a host read of a file of it has then. A
+    /// read that the end met in the kernel has ECONNABORTED, also one that began after the answer to `end`, since the
+    /// kernel ends the connection later than that.
     pub fn end(&self) -> Option<i32> {
         assert!(File::open(self.place.file("end")).is_err());
+        let mut errno = None;
+        eventually("the connection is gone", || {
+            errno = Some(self.errno_of_host_read());
+            errno != Some(libc::ECONNABORTED)
+        });
+        errno
+    }
+
+    fn errno_of_host_read(&self) -> i32 {
         let mut byte = 0u8;
         // SAFETY: one byte is read into a local.
         let got = unsafe { libc::pread(self.files[0].as_raw_fd(), (&raw mut byte).cast(), 1, 0) };
         assert_eq!(got, -1, "the server still answers");
-        std::io::Error::last_os_error().raw_os_error()
+        std::io::Error::last_os_error().raw_os_error().unwrap()
     }
 }
 
