@@ -9,14 +9,16 @@
 //   gpunet ── for each row ── a process of its own: gpunet --row NAME ── lines of JSON through a pipe
 //                             killed at the row's deadline; what it has printed until then is kept
 //
-// Times are microseconds; bytes are compared in each row. latency.h, peer.h, rates.h, shared.h and waiting.h say what the rows are, zmq.h and
+// Times are microseconds; bytes are compared in each row. copies.h, latency.h, loaded.h, peer.h, rates.h, shared.h and waiting.h say what the rows are, zmq.h and
 // grpc.h how ZeroMQ and gRPC become peers. Exit status: 0 all rows are complete, 1 one is not, 2 usage.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
 
+#include "copies.h"
 #include "grpc.h"
 #include "latency.h"
+#include "loaded.h"
 #include "peer.h"
 #include "rates.h"
 #include "shared.h"
@@ -31,10 +33,11 @@ struct Row {
 static const Row rows[] = {
     {"parts", row_parts, 6},           {"echo", row_echo, 10},   {"relay", row_relay, 9},     {"grpc", row_grpc, 20},
     {"blocks", row_blocks, 8},
-    {"stream", row_stream, 14},        {"send", row_send, 8},   {"sockets", row_sockets, 12}, {"contention", row_contention, 12},
+    {"stream", row_stream, 14},        {"send", row_send, 8},   {"sockets", row_sockets, 16}, {"contention", row_contention, 12},
     {"attributes", row_attributes, 8}, {"idle", row_idle, 12}, {"many", row_many, 15},
     {"shared", row_shared, 8},         {"peer", row_peer, 15},    {"events", row_events, 8}, {"poll", row_poll, 8},
     {"datagrams", row_datagrams, 8},   {"files", row_files, 8},   {"spans", row_spans, 8},   {"peer-blocks", row_peer_blocks, 30},
+    {"copies", row_copies, 8},         {"busy", row_busy, 20},    {"two-cores", row_two_cores, 10}, {"crowded", row_crowded, 10},
 };
 
 // One row in this process.
@@ -125,7 +128,7 @@ int main(int count, char **arguments)
     std::string wanted;
     const char *out = nullptr, *only = nullptr;
     bool tiny = false;
-    double limit = 90;
+    double limit = 130;
     for (int i = 1; i < count; i++) {
         std::string argument = arguments[i];
         bool more = i + 1 < count;
@@ -150,7 +153,7 @@ int main(int count, char **arguments)
     bool complete = true;
     double begun = now();
     results.push_back("{\"row\": \"machine\", \"what\": \"" + std::string(spinio::emulated ? "emulated GPU" : "GPU") +
-                      "\", \"processors\": " + std::to_string(std::thread::hardware_concurrency()) + "}");
+                      "\", \"processors\": " + std::to_string(processors()) + "}");
     for (const Row &row : rows) {
         if (!wanted.empty() && wanted.find("," + std::string(row.name) + ",") == std::string::npos)
             continue;

@@ -9,6 +9,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -44,7 +45,24 @@ static const char *last_error() { return spinio_last_error(); }
 static double process_cpu() { return seconds(CLOCK_PROCESS_CPUTIME_ID); }
 static double thread_cpu() { return seconds(CLOCK_THREAD_CPUTIME_ID); }
 
-static bool polls() { return std::thread::hardware_concurrency() >= 8; }
+// That this process may use.
+static unsigned processors()
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) ? 1 : unsigned(CPU_COUNT(&set));
+}
+
+static bool polls() { return processors() >= 8; }
+
+// Raises the limit of descriptors as far as it goes; what it is then.
+static size_t raise_descriptor_limit()
+{
+    rlimit files;
+    check(!getrlimit(RLIMIT_NOFILE, &files), "getrlimit");
+    files.rlim_cur = files.rlim_max;
+    check(!setrlimit(RLIMIT_NOFILE, &files), "setrlimit");
+    return size_t(files.rlim_cur);
+}
 
 // An address for connect() and bind().
 struct Name {

@@ -119,6 +119,27 @@ __global__ void __launch_bounds__(1024) source(net::Handle handle, int listener,
     }
 }
 
+// Each block accepts `each` connections and sends on one after the other until that fails. `buffer`: a period, for all blocks;
+// `sockets`: a number for each connection.
+__global__ void __launch_bounds__(1024) source_in_turn(net::Handle handle, int listener, unsigned char *buffer, unsigned bytes, int *sockets, unsigned each)
+{
+    auto g = net::block();
+    fill(buffer); // all blocks store the same
+    int *own = sockets + blockIdx.x * each;
+    for (unsigned i = 0; i < each; i++) {
+        const int s = net::accept(g, handle, listener);
+        if (s < 0)
+            return;
+        if (threadIdx.x == 0)
+            own[i] = s;
+    }
+    __syncthreads();
+    for (size_t at = 0;; at = (at + bytes) % period)
+        for (unsigned i = 0; i < each; i++)
+            if (net::send(g, handle, own[i], buffer + at, bytes) <= 0)
+                return;
+}
+
 // Receives until the end of the stream, then says how many bytes came.
 __global__ void __launch_bounds__(1024) sink(net::Handle handle, int listener, unsigned char *buffers)
 {

@@ -84,6 +84,22 @@ __global__ void __launch_bounds__(1024) bare_stores(const Sixteen *from, Sixteen
             own[i] = from[i];
 }
 
+// A block's copy from pinned memory as in recv(): after a load that acquires, so that none is answered by the L1 cache.
+__device__ inline void load_again(const Sixteen *from, Sixteen *to, size_t bytes, const uint64_t *word)
+{
+    if (threadIdx.x == 0)
+        spinio::load_acquire_system(word);
+    __syncthreads();
+    spinio::copy_quads(net::block(), reinterpret_cast<spinio::Quad *>(to), reinterpret_cast<const spinio::Quad *>(from), bytes / sizeof(spinio::Quad));
+    __syncthreads();
+}
+
+__global__ void __launch_bounds__(1024) bare_loads(const Sixteen *from, Sixteen *to, size_t bytes, unsigned repeats, const uint64_t *word)
+{
+    for (unsigned repeat = 0; repeat < repeats; repeat++)
+        load_again(from, to, bytes, word);
+}
+
 // The devices of the two nets.
 struct Two {
     int device[2] = {0, 0};
@@ -105,7 +121,7 @@ struct Two {
         for (int side : {1, 0}) {
             use(side);
             // A driver that loads a kernel at its first launch waits for those that run.
-            load(echo, ask, give, take, word_ping, word_ping_pong, bare_stores);
+            load(echo, ask, give, take, word_ping, word_ping_pong, bare_stores, bare_loads);
         }
     }
     template <typename... Kernels>
@@ -219,6 +235,27 @@ static void peer_stream(const Size &size, const Two &two, unsigned blocks, unsig
     end(two, takes, sends);
 }
 
+// Bytes a second of blocks that store a period each, again and again.
+static double rate_of_stores(const Size &size, cudaStream_t stream, const unsigned char *from, unsigned char *to, unsigned blocks)
+{
+    const unsigned periods = size.small ? 4 : 4000;
+    const double begun = now();
+    spinio::launch_resident_on(stream, bare_stores, blocks, 512, reinterpret_cast<const Sixteen *>(from), reinterpret_cast<Sixteen *>(to), period, periods);
+    check(cudaStreamSynchronize(stream) == cudaSuccess, "stores of blocks");
+    return double(period) * periods * blocks / (now() - begun);
+}
+
+// Bytes a second of one block that copies a period of pinned memory, again and again.
+static double rate_of_loads(const Size &size, cudaStream_t stream, const unsigned char *from, unsigned char *to)
+{
+    const unsigned periods = size.small ? 4 : 4000;
+    const auto word = pinned<uint64_t>(1);
+    const double begun = now();
+    spinio::launch_resident_on(stream, bare_loads, 1, 512, reinterpret_cast<const Sixteen *>(from), reinterpret_cast<Sixteen *>(to), period, periods, (const uint64_t *)word);
+    check(cudaStreamSynchronize(stream) == cudaSuccess, "loads of a block");
+    return double(period) * periods / (now() - begun);
+}
+
 static void peer_limits(const Size &size, const Two &two)
 {
     const size_t bytes = size.small ? 1 << 20 : 64 << 20;
@@ -234,24 +271,20 @@ static void peer_limits(const Size &size, const Two &two)
     Result("peer", std::string(two.name()) + "cudaMemcpyPeer").number("GB_s", double(bytes) * repeats / (now() - begun) * 1e-9);
     cudaStream_t stream = new_stream();
     auto host = pinned<unsigned char>(period);
+    Result("peer", std::string(two.name()) + "loads of a block from pinned memory").number("GB_s", rate_of_loads(size, stream, host, from) * 1e-9);
     struct {
         const char *what;
         unsigned char *from, *to;
         unsigned blocks;
         bool possible;
     } const all[] = {{"stores of a block to pinned memory", from, host, 1, true},
-                     {"loads of a block from pinned memory", host, from, 1, true},
                      {"stores of a block to the other GPU", from, to, 1, two.can_access},
                      {"stores of 8 blocks to the other GPU", from, to, 8, two.can_access},
                      {"stores of 132 blocks to the other GPU", from, to, 132, two.can_access}};
     for (auto &each : all) {
         if (!each.possible || spinio::largest_resident_grid(bare_stores, 512) < each.blocks)
             continue;
-        const unsigned periods = size.small ? 4 : 4000;
-        begun = now();
-        spinio::launch_resident_on(stream, bare_stores, each.blocks, 512, reinterpret_cast<const Sixteen *>(each.from), reinterpret_cast<Sixteen *>(each.to), period, periods);
-        check(cudaStreamSynchronize(stream) == cudaSuccess, each.what);
-        Result("peer", std::string(two.name()) + each.what).number("GB_s", double(period) * periods * each.blocks / (now() - begun) * 1e-9);
+        Result("peer", std::string(two.name()) + each.what).number("GB_s", rate_of_stores(size, stream, each.from, each.to, each.blocks) * 1e-9);
     }
 }
 

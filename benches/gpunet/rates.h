@@ -1,7 +1,7 @@
 // rates.h: the rows of gpunet.cu that measure streams, many sockets and many blocks.
 //
 //   stream      one stream in each direction and both at once; limit: CPU to CPU
-//   sockets     32 KiB sends of a block a socket, 2 to 416 of them: the paper's scaling figure
+//   sockets     32 KiB sends of a block a socket, 2 to 416 of them: the paper's scaling figure; 4096, 16 for each block
 //   contention  64 byte echoes of 1 to 132 blocks, with the proxy's processor time a message; limit: one thread with epoll
 //   many        idle connections, and one that is not
 //   attributes  registers and shared memory of the kernels; bytes a connection
@@ -14,7 +14,7 @@
 #include "kernels.h"
 
 // Receives for a time and compares a byte of each part. Returns bytes a second.
-static double drain(int s, double limit, bool compare)
+static double drain(int s, double limit)
 {
     std::vector<unsigned char> bytes(1 << 20);
     size_t total = 0;
@@ -22,7 +22,7 @@ static double drain(int s, double limit, bool compare)
     while (now() < begun + limit) {
         ssize_t got = recv(s, bytes.data(), bytes.size(), 0);
         check(got > 0, "a stream ended");
-        check(!compare || bytes[0] == byte_at(total), "a stream with a wrong byte");
+        check(bytes[0] == byte_at(total), "a stream with a wrong byte");
         total += size_t(got);
     }
     return double(total) / (now() - begun);
@@ -41,12 +41,26 @@ static size_t pour(int s, double limit)
     return total;
 }
 
-static unsigned char *device_buffers(unsigned count)
+// Sends until the other end closes.
+static void send_until_it_fails(int s)
 {
-    unsigned char *buffers;
-    check(cudaMalloc(&buffers, count * period) == cudaSuccess, "cudaMalloc");
-    return buffers;
+    std::vector<unsigned char> bytes(256 << 10);
+    for (size_t i = 0; i < bytes.size(); i++)
+        bytes[i] = byte_at(i);
+    while (send_all(s, bytes.data(), bytes.size())) {
+    }
+    close(s);
 }
+
+template <typename T>
+static T *device_array(size_t count)
+{
+    T *array;
+    check(cudaMalloc(&array, count * sizeof(T)) == cudaSuccess, "cudaMalloc");
+    return array;
+}
+
+static unsigned char *device_buffers(unsigned count) { return device_array<unsigned char>(count * period); }
 
 static void row_stream(const Size &size)
 {
@@ -56,13 +70,10 @@ static void row_stream(const Size &size)
         int listener = listen_here(inet, name);
         int out = connect_to(name), in = accept_here(listener);
         close(listener);
-        std::thread([out] {
-            std::vector<char> bytes(256 << 10);
-            while (send(out, bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0) {
-            }
-        }).detach();
-        Result("stream", "limit: CPU to CPU, " + family).number("GB_s", drain(in, size.seconds, false) * 1e-9);
+        std::thread sender(send_until_it_fails, out);
+        Result("stream", "limit: CPU to CPU, " + family).number("GB_s", drain(in, size.seconds) * 1e-9);
         close(in);
+        sender.join();
 
         for (unsigned ring : {64u << 10, 1u << 20}) {
             std::string with = ", " + family + ", ring of " + std::to_string(ring >> 10) + " KiB";
@@ -73,7 +84,7 @@ static void row_stream(const Size &size)
             net.launch(source, 1, 512, net.handle, sources, buffers, unsigned(period));
             int s = connect_to(name);
             ProxyTime proxy(net);
-            double begun = now(), rate = drain(s, size.seconds, true);
+            double begun = now(), rate = drain(s, size.seconds);
             Result("stream", "block to CPU" + with).number("GB_s", rate * 1e-9).number("proxy_cores", proxy.spent() / (now() - begun));
             close(s);
             net.end();
@@ -100,7 +111,7 @@ static void row_stream(const Size &size)
             both.launch(duplex, 2, 512, both.handle, socket, buffers, received);
             begun = now();
             std::thread pouring([&] { sent = pour(s, size.seconds); });
-            rate = drain(s, size.seconds, true);
+            rate = drain(s, size.seconds);
             pouring.join();
             // An end of the connection that comes first would discard bytes.
             while (__atomic_load_n(received, __ATOMIC_ACQUIRE) == 0 && now() < begun + 10)
@@ -116,14 +127,24 @@ static void row_stream(const Size &size)
 
 static void row_sockets(const Size &size)
 {
-    for (unsigned count : {2u, 4u, 8u, 32u, 64u, 132u, 264u, 416u}) {
-        if (count > size.connections)
-            break;
+    const size_t descriptors = raise_descriptor_limit();
+    for (unsigned count : {2u, 4u, 8u, 32u, 64u, 132u, 264u, 416u, 4096u}) {
+        // More than there are resident blocks.
+        const bool in_turn = count > 416;
+        if (in_turn ? size.small : count > size.connections)
+            continue;
+        // Both ends are in this process.
+        if (2 * count + 100 > descriptors) {
+            Result("sockets", std::to_string(count) + " sockets need more descriptors than this process may have");
+            continue;
+        }
         Net net(count + 1);
         Name name;
         int listener = net.listener(false, name);
-        unsigned char *buffers = device_buffers(count);
-        net.launch(source, count, 128, net.handle, listener, buffers, 32u << 10);
+        if (in_turn)
+            net.launch(source_in_turn, count / 16, 128, net.handle, listener, device_buffers(1), 32u << 10, device_array<int>(count), 16u);
+        else
+            net.launch(source, count, 128, net.handle, listener, device_buffers(count), 32u << 10);
         std::vector<int> sockets;
         for (unsigned i = 0; i < count; i++)
             sockets.push_back(connect_to(name));
@@ -268,11 +289,7 @@ static void row_contention(const Size &size)
 
 static void row_many(const Size &size)
 {
-    rlimit files;
-    getrlimit(RLIMIT_NOFILE, &files);
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-    const unsigned idle = unsigned(std::min<size_t>(size.small ? 100 : 10000, size_t(files.rlim_cur) - 100));
+    const unsigned idle = unsigned(std::min<size_t>(size.small ? 100 : 10000, (raise_descriptor_limit() - 100) / 2));
     Net net(idle + 2, 4096);
     Name name, other;
     int listener = net.listener(false, name), echoes = net.listener(false, other);

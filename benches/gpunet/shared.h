@@ -1,10 +1,11 @@
 // shared.h: the row of gpunet.cu that measures a CPU program which shares memory with a block (spinio_socket_...). Its limits are
-// the words of the row `parts` and, for streams, the CPU's own copies into and out of the ring.
+// the words of the row `parts` and, for streams, a block that copies between device and pinned memory.
 #ifndef GPUNET_SHARED_H
 #define GPUNET_SHARED_H
 
 #include "host.h"
 #include "kernels.h"
+#include "peer.h"
 
 struct SharedClient {
     spinio_socket *s;
@@ -98,6 +99,13 @@ static void row_shared(const Size &size)
 {
     for (bool inet : {false, true})
         shared_echo(size, inet);
+    {
+        const Two two;
+        const auto device = two.memory<unsigned char>(0, period), host = pinned<unsigned char>(period);
+        const cudaStream_t stream = new_stream();
+        Result("shared", "limit: a block copies to pinned memory").number("GB_s", rate_of_stores(size, stream, device, host, 1) * 1e-9);
+        Result("shared", "limit: a block copies from pinned memory").number("GB_s", rate_of_loads(size, stream, host, device) * 1e-9);
+    }
     for (unsigned ring : {64u << 10, 1u << 20})
         shared_stream(size, ring);
 }

@@ -375,6 +375,10 @@ fn benchmark_of_sockets_runs_every_row() {
         "datagrams",
         "files",
         "spans",
+        "copies",
+        "busy",
+        "two-cores",
+        "crowded",
     ] {
         assert!(table.contains(&format!("{{\"row\": \"{row}\"")), "no result of {row}:\n{table}");
     }
