@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What GAIA costs: the mount against the file system below it, acquire and release, a killed server. Needs root.
 
-    benches/gaia/gaia.py [--size MIB] [--rows NAME,...] [--bin DIR] [--scratch DIR] [--out FILE.json]
+    benches/gaia/gaia.py [--size MIB] [--rows NAME,...] [--bin DIR] [--scratch DIR] [--wheels DIR] [--out FILE.json]
 
 in the repository, after `cargo build --release`, or in a pack (`cargo x gpu-pack`). Each row has a limit, measured in
 the same run: what the same work takes without GAIA. Rates are GB/s (10^9 bytes), the best of several passes; times are
@@ -197,6 +197,28 @@ def lent(program, spinio, file, below, size):
     return disk, gpu, from_devices() - before
 
 
+class Kvikio:
+    """The peer of the row `changed`, where there is a GPU and its module is installed or among the wheels."""
+
+    def __init__(self, wheels, site):
+        self.environment = dict(os.environ)
+        if wheels:
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", site]
+            if subprocess.run([*pip, *wheels.glob("*.whl")]).returncode == 0:
+                self.environment["PYTHONPATH"] = f"{site}:{os.environ.get('PYTHONPATH', '')}"
+
+    def microseconds(self, file):
+        """The median of three reads of a whole cached file by 16 threads; None if it cannot."""
+        command, seen = [sys.executable, ROOT / "benches/gpu/peers.py", "kvikio", file, "threads=16"], []
+        for _ in range(3):
+            done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
+            if done.returncode:
+                print(f"no KvikIO to compare with: {(done.stderr.strip().splitlines() or ['no reason'])[-1]}")
+                return None
+            seen.append(json.loads(done.stdout)["seconds"] * 1e6)
+        return sorted(seen)[1]
+
+
 class Table:
     def __init__(self, only):
         self.only, self.rows = only, []
@@ -223,6 +245,7 @@ def main():
     parser.add_argument("--rows", default="", metavar="NAME,...", help="only these: see the first column of the JSON")
     parser.add_argument("--bin", type=pathlib.Path, metavar="DIR", help="where spinio and libspinio.so are")
     parser.add_argument("--scratch", type=pathlib.Path, help="a directory on a disk [default: a temporary one]")
+    parser.add_argument("--wheels", type=pathlib.Path, metavar="DIR", help="of KvikIO, if it is not installed")
     parser.add_argument("--out", type=pathlib.Path, metavar="FILE.json")
     options = parser.parse_args()
     if os.geteuid():
@@ -251,6 +274,11 @@ def main():
         mount = Mount(bin / "spinio", below)
         stack.callback(mount.close)
         table = Table(set(filter(None, options.rows.split(","))))
+        if table.wants("changed"):
+            pages = max(size // PAGE // 100, 1)
+            seen = maps(program, "scattered", below / "file", pages)["median_us"]
+            peer = Kvikio(options.wheels, work / "site").microseconds(plain / "file") if device else None
+            table.time("changed", f"acquire, CPU changed 1 % of {options.size} MiB; KvikIO x16, all", seen, "2x of KvikIO", peer)
         measure(table, program, bin / "spinio", mount, plain, below, hidden, size)
     if options.out:
         machine = f"{platform.machine()}, {os.cpu_count()} processors, Linux {platform.release()}"
