@@ -151,6 +151,9 @@ def process_memory(*processes):
 def metadata(program, mount, file, size, access):
     """Bytes of the daemon and of the GPU beside a file's pages, as a share of these. Access `released` is for writing, after another
     program has released all pages, and before they are written out: the pages of the release are there before."""
+    # Pages that are written out meanwhile take memory for a time.
+    with open(file, "rb+") as opened:
+        os.fsync(opened)
     if access == "released":
         maps(program, "release-all", file)
         access = "write"
