@@ -45,7 +45,7 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// Whether FUSE of this Linux kernel waits for write-back, which maps need.
-fn has_maps() -> bool {
+pub(crate) fn has_maps() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split('.').map_while(|word| word.parse::<u32>().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 16)

@@ -11,7 +11,7 @@
 //!   stacks    both, on every block stack
 //!   user      the cases that need no disk of their own, as an ordinary user
 //!   nvmmu     moves on arrays with parity, and the requests to the members
-//!   gaia      mounts of GAIA: CPU programs, maps of the emulated device, servers that die
+//!   gaia      mounts of GAIA: CPU programs, maps of the emulated device, servers that die; tests of its daemon
 //!   preload   an unmodified program that reads into it, under LD_PRELOAD
 //!   after     the disks are consistent
 //! ```
@@ -21,6 +21,7 @@
 mod as_user;
 mod case;
 mod gaia;
+mod gaia_tests;
 mod loop_device;
 mod machine;
 mod md;
@@ -62,6 +63,7 @@ fn main() -> ExitCode {
     let mut cases = stacks::cases();
     cases.extend(nvmmu::cases());
     cases.extend(gaia::cases());
+    cases.extend(gaia_tests::cases());
     cases.extend(machine::last_cases());
     cases.extend(stacks::last_cases());
     tally += case::run_all(&cases, &guest, &only);

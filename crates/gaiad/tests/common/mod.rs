@@ -75,6 +75,17 @@ pub fn is_root() -> bool {
     root
 }
 
+/// Whether this Linux kernel is as new as a test needs; else says that it is skipped, and why.
+pub fn is_linux(least: (u32, u32), why: &str) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse().ok());
+    let is = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= least;
+    if !is {
+        eprintln!("skipped: {why} (before Linux {}.{})", least.0, least.1);
+    }
+    is
+}
+
 /// The test process in another role; each test file has a test `server_role` that calls this.
 pub fn server_role() {
     if std::env::var_os(SERVER).is_some() {
