@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const MOUNT: [&str; 2] = ["spinio-gaia@.service", "user/spinio-gaia@.service"];
 const SERVE: &str = "spinio-gaia-serve.service";
-const WITHIN: Duration = Duration::from_secs(60);
+const WITHIN: Duration = Duration::from_secs(300);
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd")
@@ -40,7 +40,7 @@ fn command(unit: &str, key: &str, instance: &Path) -> Command {
     let mut words = line.split_whitespace();
     assert_eq!(words.next(), Some("spinio"), "{line}");
     let mut command = Command::new("timeout");
-    command.args(["--foreground", "60", PROGRAM]);
+    command.args(["--foreground", "300", PROGRAM]);
     command.args(words.map(|word| if word == "%f" { instance.as_os_str() } else { word.as_ref() }));
     command.current_dir("/").stdin(Stdio::null());
     command

@@ -58,7 +58,7 @@ impl Place {
 
     fn command(&self, program: &Path, user: u32) -> Command {
         let mut command = Command::new("timeout");
-        command.arg("60").arg(program).current_dir("/").env_clear().env("PATH", "/usr/bin:/bin");
+        command.arg("300").arg(program).current_dir("/").env_clear().env("PATH", "/usr/bin:/bin");
         if user != 0 {
             command.uid(user).gid(user);
         }

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::folder;
 use common::net_example::{Example, PATIENCE, build};
@@ -82,6 +82,18 @@ fn assert_is_served(server: &Example) {
     assert!(head.starts_with("HTTP/1.1 200 ") && body.starts_with(b"<!doctype html>"), "{head}");
 }
 
+/// The same where the server ends a client whose head takes a second: on a busy machine it may end this one too.
+fn assert_is_served_if_in_time(server: &Example) {
+    let is_served = || {
+        let (mut stream, mut first, begun) = (server.connect_tcp(), [0; 13], Instant::now());
+        let sent = stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+        let is_served = sent.and_then(|()| stream.read_exact(&mut first)).is_ok() && first == *b"HTTP/1.1 200 ";
+        assert!(is_served || begun.elapsed() >= Duration::from_secs(1), "a client in time is not served");
+        is_served
+    };
+    assert!((0..100).any(|_| is_served()), "no client is served");
+}
+
 #[test]
 fn head_that_comes_byte_by_byte_is_ended() {
     let dir = folder();
@@ -91,7 +103,7 @@ fn head_that_comes_byte_by_byte_is_ended() {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: test\r\nX: ").unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     }
-    assert_is_served(&server);
+    assert_is_served_if_in_time(&server);
     // A byte now and then, and less of them than there is room for a head.
     for _ in 0..600 {
         slow.retain_mut(|stream| {
@@ -104,7 +116,7 @@ fn head_that_comes_byte_by_byte_is_ended() {
         }
     }
     assert!(slow.is_empty(), "{} connections stay open without a head", slow.len());
-    assert_is_served(&server);
+    assert_is_served_if_in_time(&server);
 }
 
 #[test]

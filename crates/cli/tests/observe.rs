@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     int after = descriptors();
     // A copy worker of the library, which has this table, may be in malloc: glibc opens /sys/devices/system/cpu/online there,
     // once, when there are many threads.
-    for (int i = 0; i < 1000 && after != before; i++, after = descriptors())
+    for (int i = 0; i < 1000000 && after != before; i++, after = descriptors())
         usleep(100);
     if (after != before) {
         fprintf(stderr, "descriptors %d before, %d after:", before, after);
@@ -456,7 +456,7 @@ fn top_reads_keys_if_an_update_takes_longer_than_its_interval() {
     // The other end of a pseudo terminal: a key when the screen is in use, then it must end.
     const OTHER_END: &str = r#"
 import os, pty, signal, sys
-signal.alarm(60)
+signal.alarm(600)
 pid, fd = pty.fork()
 if pid == 0:
     os.execv(sys.argv[1], [sys.argv[1], "top", "--every", "0.01"])

@@ -105,7 +105,7 @@ fn interrupt_reaches_the_program_once_from_terminal_or_process() {
         let mut keys = terminal.stdin.take().unwrap();
         let mut expect = |wanted: &str| {
             let mut seen = String::new();
-            for _ in 0..3000 {
+            for _ in 0..30_000 {
                 seen = std::fs::read_to_string(&log).unwrap_or_default();
                 if seen == wanted {
                     return;
@@ -252,14 +252,14 @@ fn named_pipe_cannot_be_started() {
         for stats in [&[][..], &["--stats"]] {
             let mut command = spinio();
             // The deadline only turns a hang into a failure.
-            command.timeout(std::time::Duration::from_secs(60));
+            command.timeout(std::time::Duration::from_secs(300));
             command.arg("run").args(stats).arg("--").arg(&fifo).assert().code(126);
         }
     }
     let script = dir.path().join("script");
     std::fs::write(&script, format!("#!{}\n", fifo.display())).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
-    spinio().timeout(std::time::Duration::from_secs(60)).args(["run", "--"]).arg(&script).assert().code(126);
+    spinio().timeout(std::time::Duration::from_secs(300)).args(["run", "--"]).arg(&script).assert().code(126);
 }
 
 #[test]

@@ -405,7 +405,8 @@ mod tests {
     #[test]
     fn stop_of_a_late_call_is_ended_and_the_next_job_starts_afresh() {
         let device = Emulated::start(Config::parse("size=1M").unwrap()).unwrap();
-        let watch: &Watch = Box::leak(Box::new(Watch::new(Duration::from_millis(400))));
+        const LIMIT: Duration = Duration::from_millis(400);
+        let watch: &Watch = Box::leak(Box::new(Watch::new(LIMIT)));
         std::thread::spawn(|| watch.run());
         let (sender, stops) = mpsc::channel();
         let next = || {
@@ -413,20 +414,36 @@ mod tests {
             device.stop_stream(StreamId(0), Box::new(move |stop| sender.send(stop).unwrap())).unwrap();
             stops.recv().unwrap()
         };
-        watch.begin(next());
-        for _ in 0..10 {
-            // Calls in time, together longer than the limit.
-            assert!(watch.arm());
+        // Calls in time, together longer than the limit. If the machine is so busy that one of them is late: again.
+        let call = || {
+            let begun = Instant::now();
+            let is_armed = watch.arm();
             std::thread::sleep(Duration::from_millis(60));
-            assert!(watch.disarm());
-        }
+            let in_time = is_armed && watch.disarm();
+            assert!(in_time || begun.elapsed() >= LIMIT, "a call in time is ended");
+            in_time
+        };
+        let all_in_time = || {
+            watch.begin(next());
+            (0..10).all(|_| call()) || {
+                watch.end();
+                false
+            }
+        };
+        assert!((0..100).any(|_| all_in_time()), "never in time");
         assert!(watch.arm());
         // The call ends because the stream went on.
         device.synchronize(StreamId(0), WaitMode::Block).unwrap();
         assert!(!watch.disarm() && !watch.arm());
         watch.end();
-        watch.begin(next());
-        assert!(watch.arm() && watch.disarm());
+        let is_in_time = || {
+            watch.begin(next());
+            call() || {
+                watch.end();
+                false
+            }
+        };
+        assert!((0..100).any(|_| is_in_time()), "never in time");
         std::thread::sleep(Duration::from_millis(500));
         let fence = device.fence(StreamId(0)).unwrap();
         assert_eq!(device.query(&fence), Ok(false), "no call was late");
@@ -434,6 +451,6 @@ mod tests {
         watch.end();
         device.wait(&fence, WaitMode::Block).unwrap();
         device.release_fence(fence);
-        assert!(started.elapsed() < Duration::from_secs(20));
+        assert!(started.elapsed() < Duration::from_secs(300));
     }
 }

@@ -210,7 +210,7 @@ mod tests {
         std::thread::scope(|scope| {
             let copying = scope.spawn(|| copy_in_groups(&from.1, &to.destination(), pieces, 2 * CHUNK));
             let begun = Instant::now();
-            while !holds() && begun.elapsed() < Duration::from_secs(20) {
+            while !holds() && begun.elapsed() < Duration::from_secs(300) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             // So that a call that does not wait for its copies has ended.

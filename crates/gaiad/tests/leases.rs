@@ -33,12 +33,18 @@ fn owner_of_leases() -> u32 {
 
 #[test]
 fn writes_that_wait_for_leases_do_not_keep_other_files_waiting() {
+    // The Linux kernel ends leases after 45 s, and a busy machine may take so long for the other file.
+    assert!((0..3).any(|_| is_another_file_used_while_leases_hold()));
+}
+
+/// True too where there can be no mount.
+fn is_another_file_used_while_leases_hold() -> bool {
     // More than the server has workers.
     let count = 4 * std::thread::available_parallelism().unwrap().get() + 8;
     let fill = |dir: &std::path::Path| {
         (0..count).for_each(|i| std::fs::write(dir.join(i.to_string()), [1; PAGE]).unwrap());
     };
-    let Some(mount) = TestMount::new(fill) else { return };
+    let Some(mount) = TestMount::new(fill) else { return true };
     let files: Vec<_> = (0..count).map(|i| open(&mount.dir.join(i.to_string()))).collect();
     files.iter().for_each(|file| file.write_all_at(&[2; PAGE], 0).unwrap());
     // The next one has none of them open for writing.
@@ -46,7 +52,7 @@ fn writes_that_wait_for_leases_do_not_keep_other_files_waiting() {
     let maps: Vec<_> = files.iter().map(|file| Raw::map(file, Access::Read, 0, 1).unwrap()).collect();
     let owner = owner_of_leases();
     maps.iter().for_each(|map| take_read_lease(map.backing.as_raw_fd(), owner).unwrap());
-    std::thread::scope(|scope| {
+    let hold = std::thread::scope(|scope| {
         let syncs: Vec<_> = files.iter().map(|file| scope.spawn(|| file.sync_all())).collect();
         std::thread::sleep(Duration::from_millis(300));
         let other = mount.dir.join("other");
@@ -56,12 +62,14 @@ fn writes_that_wait_for_leases_do_not_keep_other_files_waiting() {
             assert_eq!(std::fs::read(&other).unwrap(), b"text");
         });
         eventually("another file is used", || used.is_finished());
-        assert!(!syncs.iter().any(std::thread::ScopedJoinHandle::is_finished), "the leases hold");
+        let hold = !syncs.iter().any(std::thread::ScopedJoinHandle::is_finished);
         drop(maps);
         syncs.into_iter().for_each(|sync| sync.join().unwrap().unwrap());
+        hold
     });
     drop(files);
     assert_eq!(mount.servers(), 2);
     let (below, _root) = mount.unmount();
     (0..count).for_each(|i| assert!(std::fs::read(below.join(i.to_string())).unwrap() == [2; PAGE], "{i}"));
+    hold
 }

@@ -8,12 +8,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
 
 use common::{TestMount, is_root};
 use spinio_gaiad::{connection_of, unmount};
-
-const PATIENCE: Duration = Duration::from_secs(30);
+use spinio_testkit::deadline::TIMEOUT;
 
 #[test]
 fn server_role() {
@@ -130,7 +128,7 @@ fn supervisor_that_is_stopped_reports_who_has_the_mount() {
     std::thread::spawn(move || BufReader::new(reader).lines().map_while(Result::ok).try_for_each(|l| sender.send(l)));
     let other = Namespace::new();
     mount.stop();
-    let report = lines.recv_timeout(PATIENCE).unwrap();
+    let report = lines.recv_timeout(TIMEOUT).unwrap();
     assert!(report.contains(&other.name()) && report.contains("serving it there"), "{report}");
     other.end(&format!("printf after > {}", file.display()));
     mount.ended();

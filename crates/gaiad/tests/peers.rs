@@ -24,7 +24,7 @@ use spinio_gaiad::{Daemon, DaemonStatus, query_daemon};
 use spinio_pagecache::leased_messages::{MESSAGE, Reply, Request, Source, parse_reply};
 use spinio_sys::cuda::Driver;
 use spinio_sys::linux::packets::{self, Wait};
-use spinio_testkit::file;
+use spinio_testkit::{file, wait_unwritten};
 
 const CHUNK: usize = 2 << 20;
 /// Set in other processes to `daemon LIMIT`, `client FILE` or `cuda FILE`; the socket is in the second.
@@ -153,6 +153,8 @@ impl Bench {
     fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.dir.path().join(name);
         std::fs::write(&path, bytes).unwrap();
+        // What this process had open, a child of another test has too until it executes its program.
+        wait_unwritten(&path);
         path
     }
 
@@ -353,6 +355,7 @@ fn file_that_is_written_during_the_copy_has_its_new_bytes() {
         // while the writer had the file open.
         let _ = acquired.join().unwrap();
     });
+    wait_unwritten(&path);
     slow.acquire().unwrap();
     assert!(slow.has(&new) && first.has(&old));
     first.acquire().unwrap();

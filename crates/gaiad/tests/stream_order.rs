@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use spinio_device::emulated::Emulated;
 use spinio_device::{Device, StreamId, WaitMode, set_thread_stream};
 use spinio_gaia::{Access, Map, StreamRelease};
+use spinio_testkit::deadline::TIMEOUT;
 
 use crate::common::TestMount;
 use crate::common::gpu::{PAGE, device, open};
@@ -150,10 +151,7 @@ fn streams_that_are_not_stopped_go_on() {
     acquire(&gpu, stopped);
     let after = loaded(device, stopped, gpu.address());
     let memory = device.alloc(PAGE, false).unwrap();
-    assert_eq!(
-        loaded(device, other, memory.0).recv_timeout(Duration::from_secs(20)),
-        Ok(spinio_device::emulated::POISON)
-    );
+    assert_eq!(loaded(device, other, memory.0).recv_timeout(TIMEOUT), Ok(spinio_device::emulated::POISON));
     finish(device, other);
     assert!(after.try_recv().is_err());
     mount.continue_server();

@@ -12,7 +12,7 @@ import time
 import pytest
 
 # A hang becomes a failure.
-SECONDS = 120
+SECONDS = 300
 
 
 def command():
@@ -83,11 +83,11 @@ class Mount:
         """Unmounts, lazily if it is busy."""
         self.supervisor.stdin.close()
         try:
-            self.supervisor.wait(20)
+            self.supervisor.wait(SECONDS)
         except subprocess.TimeoutExpired:
             self.supervisor.terminate()
         lazily = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount3", "-uz"]
-        subprocess.run([*lazily, self.path], stderr=subprocess.DEVNULL, timeout=20, check=False)
+        subprocess.run([*lazily, self.path], stderr=subprocess.DEVNULL, timeout=SECONDS, check=False)
         self.supervisor.stdout.close()
         if not os.path.ismount(self.path):
             shutil.rmtree(self.folder, ignore_errors=True)

@@ -10,6 +10,9 @@ import tempfile
 
 import pytest
 
+# A hang becomes a failure.
+SECONDS = 300
+
 
 def command():
     """The command, or a skip with the reason."""
@@ -37,11 +40,11 @@ class Daemon:
 
     def status(self):
         words = [command(), "gaia", "status", "--json", "--socket", self.socket]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=True)
         return json.loads(done.stdout)[0]
 
     def close(self):
         self.process.stdin.close()
-        self.process.wait(20)
+        self.process.wait(SECONDS)
         self.process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)

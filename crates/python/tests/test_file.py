@@ -249,7 +249,7 @@ def gil_is_released_during(body):
         thread.start()
         # No copy completes; if that thread held the GIL, this one could not get here to resume the device.
         assert not done.wait(0.2)
-    thread.join(60)
+    thread.join(600)
     assert done.is_set()
 
 
@@ -275,7 +275,7 @@ def test_gil_is_released_during_pipe_read(memory):
         reader.start()
         # If the reader held the GIL, this thread could not write.
         os.write(write_end, b"hello")
-        reader.join(60)
+        reader.join(600)
         assert not reader.is_alive() and memory.read(array) == b"hello"
     os.close(write_end)
 
@@ -303,7 +303,7 @@ def test_small_read_with_wait(data):
     with spinio.emulated.paused():
         reader.start()
         assert not done.wait(0.2)
-    reader.join(60)
+    reader.join(600)
     assert done.is_set()
 
 

@@ -24,7 +24,7 @@ import spinio
 LIBRARY = os.environ.get("SPINIO_LIBRARY")
 TESTS = pathlib.Path(__file__).resolve().parent
 # A hang becomes a failure.
-SECONDS = 120
+SECONDS = 300
 
 
 @pytest.fixture

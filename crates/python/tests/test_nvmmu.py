@@ -154,7 +154,7 @@ def test_move_waits_for_earlier_stream_work(data, noise, tmp_path):
             waited.join(0.1)
             # Its wait does not block other threads.
             assert waited.is_alive() and not up.done()
-        waited.join(60)
+        waited.join(600)
         assert down.wait() == 3 << 20
     assert array.tobytes() == noise and (tmp_path / "out").read_bytes() == noise
 
@@ -289,7 +289,7 @@ def test_forked_child_has_no_session(data, noise, tmp_path):
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    inside.join(60)
+    inside.join(600)
     assert up.wait() == 1 << 20 and s.download(array) == 1 << 20
     s.end()
     assert (tmp_path / "out").read_bytes() == noise[: 1 << 20]

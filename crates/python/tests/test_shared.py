@@ -16,7 +16,7 @@ import serving
 numpy = pytest.importorskip("numpy")
 reference = pytest.importorskip("safetensors.numpy")
 
-SECONDS = 120
+SECONDS = 300
 CHUNK = 2 << 20
 
 # Loads argument 1, prints what it has, and waits for a line before it ends.

@@ -14,8 +14,11 @@ import pytest
 # Device and bounce buffers can be configured once per process.
 SLOW = {"SPINIO_EMULATED": "size=1G,gbps=0.1", "SPINIO_BOUNCE_LIMIT": "64M", "PYTHONDEVMODE": "1"}
 
+# Of a program that has to be repeated.
+AGAIN = 75
+
 PROGRAM = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 import spinio
 from spinio import emulated, nvmmu
 
@@ -30,26 +33,38 @@ class Enough(Exception):
 def enough(*_):
     raise Enough
 
+def again():
+    # This machine was so busy that the signal came before the transfer, or after it.
+    os._exit(75)
+
 def in_a_moment(handler, seconds=0.3):
     signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
+# The device needs 2.6 s for all bytes: before that a transfer cannot be complete.
+INCOMPLETE = 2.4
+
 def must_end(transfer, *arguments, seconds=0.3):
-    in_a_moment(enough, seconds)
+    begun = time.monotonic()
     try:
+        in_a_moment(enough, seconds)
         transfer(*arguments)
     except Enough:
+        if time.monotonic() - begun > INCOMPLETE:
+            again()
         return
     sys.exit("it was not interrupted")
 
 def must_end_partway(f, transfer):
-    # A busy machine may have moved nothing at the first signal. The device needs 2.6 s for all bytes.
+    # A busy machine may have moved nothing at the first signal.
     for seconds in (0.3, 0.6, 1.2, 2.0):
         f.seek(0)
         must_end(transfer, array, seconds=seconds)
         if f.tell() > 0:
             break
-    assert 0 < f.tell() < SIZE, f.tell()
+    if f.tell() == 0:
+        again()
+    assert f.tell() < SIZE, f.tell()
 
 def part(at):
     return array[at : at + 4096].tobytes()
@@ -68,9 +83,11 @@ def all_has_come():
 
 def run(body, path):
     environment = os.environ | SLOW
-    said = subprocess.run(
-        [sys.executable, "-c", PROGRAM + body, str(path)], env=environment, capture_output=True, text=True, timeout=600
-    )
+    words = [sys.executable, "-c", PROGRAM + body, str(path)]
+    for _ in range(8):
+        said = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        if said.returncode != AGAIN:
+            break
     assert said.returncode == 0 and said.stderr == "", said.stderr
     return said.stdout
 
@@ -145,14 +162,17 @@ def test_handler_runs_during_transfer(large):
 small = emulated.empty(1 << 20)
 
 def look(*_):
+    if time.monotonic() - begun > INCOMPLETE:
+        again()
     # Read first: other threads continue to copy meanwhile, and the transfer may be complete after a look at the array.
     print("handled", spinio.stats()["read"]["calls"], spinio.current_stream())
     # The handler may read, also with the busy device.
     with spinio.open(path) as other:
         assert other.pread(small, 3 << 20) == 1 << 20
 
-in_a_moment(look)
 with spinio.open(path) as f:
+    begun = time.monotonic()
+    in_a_moment(look)
     assert f.pread(array, 0) == SIZE
     print("read", all_has_come())
     assert small.tobytes() == os.pread(f.fileno(), 1 << 20, 3 << 20)
@@ -178,9 +198,11 @@ with spinio.open(path) as f, spinio.stream(mine):
     assert f.pread(array, 0) == SIZE
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert spinio.current_stream() == mine.handle
-print(len(found) > 1, set(found) == {mine.handle})
+if len(found) < 2:
+    again()
+print(set(found) == {mine.handle})
 """, large)
-    assert said == "True True\n"
+    assert said == "True\n"
 
 
 def test_handler_cannot_use_interrupted_session(large):
@@ -190,6 +212,8 @@ s = nvmmu.session()
 def look(*_):
     try:
         s.upload(path, array[:4096])
+        # The other move has not begun, or has ended.
+        again()
     except RuntimeError as why:
         print(why)
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use spinio_sys::Errno;
 use spinio_sys::linux::{self, FdTableRoot};
 
-use crate::deadline::TIMEOUT;
+use crate::deadline::{TIMEOUT, eventually};
 
 /// Waits until no other process has the file open; the error says why that cannot be known: no leases on this file
 /// system, or a file owned by another user.
@@ -38,6 +38,18 @@ pub fn wait_exclusive(path: &Path) -> Result<(), Errno> {
     let found = answer.recv().expect("an answer");
     assert_ne!(found, Err(Errno::AGAIN), "{} stays open", path.display());
     found
+}
+
+/// Waits until no process has the file open for writing. It may be open for reading, with leases.
+pub fn wait_unwritten(path: &Path) {
+    let file = File::open(path).expect("a file");
+    eventually("a file without writers", || match linux::take_read_lease(file.as_raw_fd(), linux::gettid()) {
+        Ok(()) => linux::release_lease(file.as_raw_fd()).is_ok(),
+        Err(errno) => {
+            assert_eq!(errno, Errno::AGAIN, "{}", path.display());
+            false
+        }
+    });
 }
 
 fn probe_lease(path: &Path) -> Result<(), Errno> {

@@ -38,7 +38,7 @@ pub use advice_log::AdviceLog;
 pub use buffer::Buffer;
 pub use child::in_child;
 pub use deadline::{eventually, with_deadline};
-pub use exclusive::wait_exclusive;
+pub use exclusive::{wait_exclusive, wait_unwritten};
 pub use faulty_device::{FaultyDevice, Operation};
 pub use faulty_syscalls::{Call, Effect, FaultySyscalls};
 pub use rng::Rng;

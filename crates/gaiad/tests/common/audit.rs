@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use super::TestMount;
 
 /// In uninterruptible sleep for longer than this, a process hangs.
-const LONGEST_SLEEP: Duration = Duration::from_secs(20);
+const LONGEST_SLEEP: Duration = Duration::from_secs(200);
 /// What is left for longer than this stays.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Descriptors of a supervisor at most that are not of deleted files: its own, and of files that were made without a name,
 /// and then got one.

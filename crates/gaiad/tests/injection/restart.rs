@@ -61,12 +61,13 @@ pub(crate) fn file_is_forgotten(mount: &TestMount, step: &mut Step<'_>) {
     gpu.epoch(1, 2);
     file.sync_all().unwrap();
     std::fs::remove_file(&path).unwrap();
-    let passed = step.control.passed("server: file gone");
+    let (passed, fired) = (step.control.passed("server: file gone"), step.control.fired());
     step.arm();
     drop((gpu, file));
     let begun = Instant::now();
-    // A file that no client uses loses its table after a second at most.
-    while step.control.passed("server: file gone") == passed && begun.elapsed() < Duration::from_secs(1) {
+    let is_over = || step.control.passed("server: file gone") > passed || step.control.fired() > fired;
+    // A file that no client uses loses its table after a second; on a busy machine, or if the Linux kernel likes, later.
+    while !is_over() && begun.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

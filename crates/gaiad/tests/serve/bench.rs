@@ -1,11 +1,12 @@
 //! A daemon and its clients, each a process of its own.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
 
 use spinio_gaiad::{DaemonStatus, query_daemon};
+use spinio_testkit::{eventually, wait_unwritten};
 
 pub(crate) const CHUNK: u64 = 2 << 20;
 /// Set in other processes to `daemon LIMIT` or `client`; the socket is in the second.
@@ -16,6 +17,12 @@ pub(crate) const FILL_WITHIN: &str = "SPINIO_SERVE_TEST_FILL_WITHIN";
 
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Writes a file that no process has open for writing afterwards.
+pub(crate) fn write(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap();
+    wait_unwritten(path);
 }
 
 /// A daemon in a process of its own, and a directory.
@@ -55,7 +62,14 @@ impl Bench {
 
     pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
         let path = self.dir.path().join(name);
-        std::fs::write(&path, bytes).unwrap();
+        write(&path, bytes);
+        path
+    }
+
+    /// While it exists, clients that were told to `hold` read nothing.
+    pub(crate) fn gate(&self) -> PathBuf {
+        let path = self.dir.path().join("gate");
+        File::create(&path).unwrap();
         path
     }
 
@@ -65,9 +79,7 @@ impl Bench {
 
     /// Waits until the daemon has seen that clients have gone.
     pub(crate) fn wait_for_maps(&self, maps: u64) {
-        while self.status().maps != maps {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        eventually("the daemon has seen which clients have gone", || self.status().maps == maps);
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -119,6 +131,14 @@ impl Client {
     pub(crate) fn ask(&mut self, order: &str) -> String {
         self.order(order);
         self.answer()
+    }
+
+    /// Maps a file and begins to acquire all of it, but reads no byte as long as the gate is there.
+    pub(crate) fn hold(&mut self, gate: &Path, path: &Path, offset: u64, len: u64) {
+        assert_eq!(self.ask(&format!("hold {}", gate.display())), "ok");
+        assert_eq!(self.ask(&format!("map {} {offset} {len}", path.display())), "ok");
+        self.order("acquire");
+        assert_eq!(self.answer(), "reads");
     }
 
     /// Maps a file and acquires all of it.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use spinio_sys::linux::packets;
-use spinio_testkit::{eventually, file};
+use spinio_testkit::{eventually, file, wait_unwritten};
 
 use super::bench::{Bench, CHUNK, FILL_WITHIN, role};
 
@@ -46,6 +46,7 @@ fn user_with_too_many_chunks_leaves_descriptors_for_others() {
     // A quarter of the descriptors: 40 chunks.
     let large = bench.file("large", &[]);
     File::options().write(true).open(&large).unwrap().set_len(60 * CHUNK).unwrap();
+    wait_unwritten(&large);
     let mut greedy = bench.client();
     assert_eq!(greedy.ask(&format!("map {} 0 {}", large.display(), 60 * CHUNK)), "ok");
     let refused = greedy.ask("acquire");
@@ -102,18 +103,18 @@ fn slow_client_keeps_its_chunk_if_no_other_can_fill_it() {
     command.env(FILL_WITHIN, "1");
     bench.start_with(command);
     let bytes = file::bytes(0, 3 * CHUNK as usize, 17);
-    let path = bench.file("weights", &bytes);
+    let (path, gate) = (bench.file("weights", &bytes), bench.gate());
     let map = |first: u64, chunks: u64| format!("map {} {} {}", path.display(), first * CHUNK, chunks * CHUNK);
     let (mut slow, mut full, mut greedy) = (bench.client(), bench.client(), bench.client());
     assert_eq!(full.ask(&map(2, 1)), "ok");
     assert_eq!(full.ask("acquire"), CHUNK.to_string());
-    assert_eq!(slow.ask("slow 2500"), "ok");
-    assert_eq!(slow.ask(&map(1, 1)), "ok");
-    slow.order("acquire");
+    slow.hold(&gate, &path, CHUNK, CHUNK);
+    // It takes too long now.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(greedy.ask(&map(0, 2)), "ok");
     let refused = greedy.ask("acquire");
     assert!(refused.starts_with(&format!("error {} ", Errno::NOMEM.raw_os_error())), "{refused}");
+    std::fs::remove_file(gate).unwrap();
     assert_eq!(slow.answer(), CHUNK.to_string());
     assert_eq!(slow.bytes().0, CHUNK, "read once");
     slow.has(&bytes[CHUNK as usize..2 * CHUNK as usize]);

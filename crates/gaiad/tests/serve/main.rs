@@ -25,22 +25,24 @@ use spinio_gaia::leased::Map;
 use spinio_gaia::{Access, Error, FileReader, OpenFile};
 use spinio_gaiad::{Daemon, query_daemon};
 use spinio_sys::cuda::Driver;
-use spinio_testkit::{continue_process, file, stop_process};
+use spinio_testkit::{continue_process, eventually, file, stop_process, wait_unwritten};
 
-use self::bench::{Bench, CHUNK, Client, FILL_WITHIN, ROLE, SOCKET, hash, role};
+use self::bench::{Bench, CHUNK, Client, FILL_WITHIN, ROLE, SOCKET, hash, role, write};
 
 /// Set in clients that map files in CUDA memory, by the fake driver.
 const CUDA: &str = "SPINIO_SERVE_TEST_CUDA";
 
-/// Reads by `pread`, slowly if asked to.
+/// Reads by `pread`, slowly if asked to, or not as long as the gate is there.
 struct Plain {
     delay: Duration,
+    gate: Option<PathBuf>,
     bytes: Arc<AtomicU64>,
 }
 
 struct Opened {
     file: File,
     delay: Duration,
+    gate: Option<PathBuf>,
     bytes: Arc<AtomicU64>,
 }
 
@@ -48,7 +50,7 @@ impl FileReader for Plain {
     fn open(&self, _tid: u32, fd: i32) -> Result<Box<dyn OpenFile>, Error> {
         let file = File::open(format!("/proc/thread-self/fd/{fd}")).unwrap();
         let bytes = Arc::clone(&self.bytes);
-        Ok(Box::new(Opened { file, delay: self.delay, bytes }))
+        Ok(Box::new(Opened { file, delay: self.delay, gate: self.gate.clone(), bytes }))
     }
 }
 
@@ -56,6 +58,10 @@ impl OpenFile for Opened {
     fn read(&self, offset: u64, device: &'static dyn Device, to: DeviceAddr, len: u64) -> Result<u64, Error> {
         let mut bytes = vec![0; len.min(CHUNK) as usize];
         let got = self.file.read_at(&mut bytes, offset).unwrap();
+        if let Some(gate) = self.gate.as_ref().filter(|gate| gate.exists()) {
+            println!("> reads");
+            eventually("the gate is gone", || !gate.exists());
+        }
         std::thread::sleep(self.delay);
         // SAFETY: the bytes live until the device was synchronized.
         unsafe { device.copy_in(StreamId(0), to, bytes.as_ptr(), got) }.unwrap();
@@ -122,7 +128,7 @@ fn client(socket: &Path) {
         Some(_) => fake_gpu(),
     };
     let bytes = Arc::new(AtomicU64::new(0));
-    let (mut map, mut len, mut delay) = (None::<Map>, 0, Duration::ZERO);
+    let (mut map, mut len, mut delay, mut gate) = (None::<Map>, 0, Duration::ZERO, None);
     let answer = |text: &dyn std::fmt::Display| println!("> {text}");
     let code = |e: &Error| format!("error {} {e}", e.errno.raw_os_error());
     for line in std::io::stdin().lines().map_while(Result::ok) {
@@ -131,7 +137,7 @@ fn client(socket: &Path) {
             ["map", path, offset, bytes_of_map] => {
                 len = bytes_of_map.parse().unwrap();
                 let file = File::open(path).unwrap();
-                let reader = Plain { delay, bytes: Arc::clone(&bytes) };
+                let reader = Plain { delay, gate: gate.clone(), bytes: Arc::clone(&bytes) };
                 let (offset, sockets) = (offset.parse().unwrap(), vec![socket.to_owned()]);
                 match Map::new(file.as_raw_fd(), offset, len, Access::Read, device, &reader, sockets) {
                     Ok(made) => {
@@ -143,6 +149,10 @@ fn client(socket: &Path) {
             }
             ["slow", milliseconds] => {
                 delay = Duration::from_millis(milliseconds.parse().unwrap());
+                answer(&"ok");
+            }
+            ["hold", path] => {
+                gate = Some(PathBuf::from(path));
                 answer(&"ok");
             }
             ["unmap"] => {
@@ -187,7 +197,7 @@ fn processes_share_cuda_memory() {
     third.has(&bytes);
     // A writer: its bytes are mapped at the same addresses.
     let other = file::bytes(0, 3 * CHUNK as usize, 10);
-    std::fs::write(&path, &other).unwrap();
+    write(&path, &other);
     assert_eq!(second.ask("acquire"), other.len().to_string());
     let whole = [&other[..], &vec![0; bytes.len() - other.len()]].concat();
     second.has(&whole);
@@ -229,15 +239,17 @@ fn processes_share_one_copy() {
 
 #[test]
 fn processes_that_map_at_the_same_time_share_the_work() {
-    let bench = Bench::new(0);
+    let mut bench = Bench::new(0);
+    bench.kill();
+    let mut command = role("daemon 0", &bench.socket());
+    command.env(FILL_WITHIN, "600");
+    bench.start_with(command);
     let bytes = file::bytes(0, 16 * CHUNK as usize, 2);
     let path = bench.file("weights", &bytes);
-    let mut clients: Vec<_> = (0..3).map(|_| bench.client()).collect();
-    for client in &mut clients {
-        assert_eq!(client.ask("slow 30"), "ok");
-        assert_eq!(client.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
-    }
-    clients.iter_mut().for_each(|client| client.order("acquire"));
+    let (mut clients, gate): (Vec<_>, _) = ((0..3).map(|_| bench.client()).collect(), bench.gate());
+    // Each has four chunks to fill, and the one that is ready first fills the last four.
+    clients.iter_mut().for_each(|client| client.hold(&gate, &path, 0, bytes.len() as u64));
+    std::fs::remove_file(gate).unwrap();
     clients.iter_mut().for_each(|client| assert_eq!(client.answer(), bytes.len().to_string()));
     let counts: Vec<_> = clients.iter_mut().map(|client| client.bytes().0).collect();
     assert_eq!(counts.iter().sum::<u64>(), bytes.len() as u64, "each byte was read once");
@@ -252,14 +264,11 @@ fn others_take_over_from_a_client_that_is_killed_while_it_fills() {
     let bytes = file::bytes(0, 8 * CHUNK as usize, 3);
     let path = bench.file("weights", &bytes);
     let (mut dying, mut waiting) = (bench.client(), bench.client());
-    assert_eq!(dying.ask("slow 2000"), "ok");
-    assert_eq!(dying.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
     assert_eq!(waiting.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
-    dying.order("acquire");
+    dying.hold(&bench.gate(), &path, 0, bytes.len() as u64);
     // Fills the other half, and then waits for the first.
-    std::thread::sleep(Duration::from_millis(200));
     waiting.order("acquire");
-    std::thread::sleep(Duration::from_millis(300));
+    eventually("the other half is filled", || bench.status().bytes >= bytes.len() as u64 / 2);
     dying.kill();
     assert_eq!(waiting.answer(), bytes.len().to_string());
     waiting.has(&bytes);
@@ -276,14 +285,13 @@ fn others_take_over_from_a_client_that_is_stopped_and_it_uses_their_chunks() {
     let bytes = file::bytes(0, 4 * CHUNK as usize, 14);
     let path = bench.file("weights", &bytes);
     let (mut stopped, mut waiting) = (bench.client(), bench.client());
-    assert_eq!(stopped.ask("slow 300"), "ok");
-    assert_eq!(stopped.ask(&format!("map {} 0 {}", path.display(), bytes.len())), "ok");
-    stopped.order("acquire");
-    std::thread::sleep(Duration::from_millis(200));
+    let gate = bench.gate();
+    stopped.hold(&gate, &path, 0, bytes.len() as u64);
     stop_process(stopped.child.id());
     waiting.map(&path, bytes.len());
     waiting.has(&bytes);
     assert_eq!(waiting.bytes(), (bytes.len() as u64, 0));
+    std::fs::remove_file(gate).unwrap();
     continue_process(stopped.child.id());
     assert_eq!(stopped.answer(), bytes.len().to_string());
     stopped.has(&bytes);
@@ -332,6 +340,7 @@ fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     one.has(&old);
     assert_eq!(bench.status().bytes, 0, "old chunks are dropped");
     drop(writer);
+    wait_unwritten(&path);
     for client in [&mut one, &mut two] {
         assert_eq!(client.ask("acquire"), new.len().to_string());
         client.has(&new);
@@ -339,19 +348,20 @@ fn writer_does_not_wait_and_later_acquires_see_what_it_wrote() {
     assert_eq!(bench.status().bytes, 3 * CHUNK);
     // Shorter, then longer than the map.
     new.truncate(CHUNK as usize + 10);
-    std::fs::write(&path, &new).unwrap();
+    write(&path, &new);
     assert_eq!(one.ask("acquire"), new.len().to_string());
     let mut padded = new.clone();
     padded.resize(old.len(), 0);
     one.has(&padded);
     let longer = file::bytes(0, 4 * CHUNK as usize, 6);
-    std::fs::write(&path, &longer).unwrap();
+    write(&path, &longer);
     assert_eq!(one.ask("acquire"), old.len().to_string());
     one.has(&longer[..old.len()]);
     two.has(&file::bytes(0, 3 * CHUNK as usize, 5));
     // Breaks no lease.
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::TRUNC;
     drop(rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap());
+    wait_unwritten(&path);
     assert_eq!(one.ask("acquire"), "0");
     one.has(&vec![0; old.len()]);
 }
@@ -362,14 +372,14 @@ fn chunks_that_are_filled_while_a_writer_comes_do_not_count() {
     let old = file::bytes(0, 2 * CHUNK as usize, 7);
     let path = bench.file("weights", &old);
     let mut client = bench.client();
-    assert_eq!(client.ask("slow 400"), "ok");
-    assert_eq!(client.ask(&format!("map {} 0 {}", path.display(), old.len())), "ok");
-    client.order("acquire");
-    std::thread::sleep(Duration::from_millis(200));
+    let gate = bench.gate();
+    client.hold(&gate, &path, 0, old.len() as u64);
     let new = file::bytes(0, 2 * CHUNK as usize, 8);
     let writer = OpenOptions::new().write(true).open(&path).unwrap();
     writer.write_all_at(&new, 0).unwrap();
     drop(writer);
+    wait_unwritten(&path);
+    std::fs::remove_file(gate).unwrap();
     assert_eq!(client.answer(), new.len().to_string());
     client.has(&new);
 }
@@ -402,7 +412,7 @@ fn map_survives_its_daemon_and_uses_the_next_one() {
     assert!(refused.starts_with(&format!("error {} ", Errno::IO.raw_os_error())), "{refused}");
     assert!(refused.contains("spinio gaia serve"), "{refused}");
     let new = file::bytes(0, 2 * CHUNK as usize + 5, 10);
-    std::fs::write(&path, &new).unwrap();
+    write(&path, &new);
     client.has(&bytes);
     bench.start(0);
     assert_eq!(client.ask("acquire"), new.len().to_string());

@@ -45,7 +45,7 @@ use crate::layout::{GPUS, LEN, WRITERS};
 /// One mount lasts this long at most.
 const CHAPTER: Duration = Duration::from_secs(60);
 /// A worker that makes no progress for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Resident memory of supervisor and server, in KiB: the state memory that they use is in it.
 const SUPERVISOR_KIB: u64 = 32 << 10;
 const SERVER_KIB: u64 = 64 << 10;

@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn program_that_fails_is_quoted_and_silent_one_is_killed() {
-        let deadline = Deadline::after(Duration::from_secs(60));
+        let deadline = Deadline::after(Duration::from_secs(600));
         let mut failing =
             Worker::spawn("sh", Command::new("sh").args(["-c", "echo no device >&2; exit 1"]), &deadline).unwrap();
         let error = failing.ready().unwrap_err().to_string();
@@ -198,6 +198,6 @@ mod tests {
         let begun = Instant::now();
         assert!(silent.ready().unwrap_err().is::<TimeUp>());
         drop(silent);
-        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(begun.elapsed() < Duration::from_secs(300));
     }
 }
