@@ -6,6 +6,7 @@ use spinio_host::settings::StorageEngine;
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
 use spinio_testkit::buffer::emulated;
+use spinio_testkit::deadline::TIMEOUT;
 use spinio_testkit::{Buffer, eventually, file, in_child, mount_fixture};
 
 use super::engines::Engine;
@@ -145,7 +146,7 @@ fn ring_is_used_again_after_it_slept_and_its_thread_ends_with_the_runtime() {
         let (reads, begun, buffer) = (reader.runtime.ring_reads(), Instant::now(), reader.buffer(MIB));
         while reader.runtime.ring_reads() == reads {
             file::evict(&file);
-            if read(&reader.runtime, &file, &buffer, 0, MIB) != Ok(MIB) || begun.elapsed() > Duration::from_secs(60) {
+            if read(&reader.runtime, &file, &buffer, 0, MIB) != Ok(MIB) || begun.elapsed() > TIMEOUT {
                 return 2;
             }
         }
