@@ -60,15 +60,17 @@ fn used_since(before: &[Used]) -> Vec<Used> {
 /// it runs.
 fn is_idle() -> bool {
     const END: u64 = 10_000_000;
-    let start = own_threads();
+    let (begun, start) = (Instant::now(), own_threads());
     let mut was_woken = false;
     for turn in 1..=20 {
         std::thread::sleep(Duration::from_millis(10));
-        let before = own_threads();
+        let (window_begun, before) = (Instant::now(), own_threads());
         std::thread::sleep(Duration::from_millis(500));
         let (window, all) = (used_since(&before), used_since(&start));
-        let late: Vec<_> = window.iter().filter(|used| used.ran > LOOK).collect();
-        let too_long: Vec<_> = all.iter().filter(|used| used.ran > END + turn * LOOK).collect();
+        // This thread may have got no processor for longer, in which others had more looks.
+        let looks = |since: Instant| LOOK * (1 + since.elapsed().as_secs());
+        let late: Vec<_> = window.iter().filter(|used| used.ran > looks(window_begun)).collect();
+        let too_long: Vec<_> = all.iter().filter(|used| used.ran > END + turn * LOOK + looks(begun)).collect();
         if late.is_empty() && too_long.is_empty() {
             return true;
         }
