@@ -221,7 +221,7 @@ static void listening_sockets_move(const char *where)
         CHECK(s > 0);
     }
     // A kernel ends before the proxy has read its last doorbell.
-    for (unsigned waited = 0; net.stats().open != 1 && waited < 10000; waited++)
+    for (unsigned waited = 0; net.stats().open != 1 && waited < 300000; waited++)
         usleep(1000);
     CHECK(net.stats().open == 1);
     if (address[5] == '/')

@@ -86,7 +86,7 @@ __global__ void connect_beside_accepts(net::Handle handle, int listener, net::Ad
     auto g = net::block();
     pass_and_wait(turn, 1);
     int s = net::socket(g, handle, to.bytes[0], net::STREAM, 0);
-    net::set_timeout(g, handle, s, 0, 5'000 * ms);
+    net::set_timeout(g, handle, s, 0, 300'000 * ms);
     const int result = net::connect(g, handle, s, to);
     if (g.leads())
         out[0] = result ? result : 1;
@@ -108,7 +108,7 @@ static void accepts_leave_room_for_other_calls()
     // Until the others wait.
     usleep(300'000);
     spinio::store_release_system(turn + 1, 1);
-    for (int looks = 0; looks < 6000 && !net.words[0]; looks++)
+    for (int looks = 0; looks < 300'000 && !net.words[0]; looks++)
         usleep(1000);
     CHECK(net.words[0] == 1);
     CHECK(!spinio_net_stop(net.net));

@@ -19,7 +19,7 @@ __global__ void receive_and_wait(net::Handle handle, int listener, int client, i
     }
     unsigned room[2] = {0, 0};
     for (int after : {0, 1}) {
-        const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+        const unsigned long long deadline = spinio::nanoseconds() + 300'000'000'000;
         while (__syncthreads_or(room[after] != ring_bytes && spinio::nanoseconds() < deadline)) {
             if (threadIdx.x == 0)
                 poll = {client, net::OUT, 0, 0, 0};
@@ -69,14 +69,14 @@ __global__ void take_quarters(net::Handle handle, int listener, int client, int 
     }
     int64_t sent = 0, got, events = net::add(g, handle, set, client, net::OUT);
     // There is room now.
-    events = events * 100 + net::wait(g, handle, set, &ready, 1, 10'000'000'000);
+    events = events * 100 + net::wait(g, handle, set, &ready, 1, 300'000'000'000);
     while ((got = net::send(g, handle, client, bytes, sizeof bytes, net::DONTWAIT)) > 0)
         sent += got;
     events = events * 100 + net::rearm(g, handle, client);
     events = events * 100 + net::wait(g, handle, set, &ready, 1, 10'000'000);
     if (threadIdx.x == 0)
         spinio::store_release_system(full, 1);
-    events = events * 100 + net::wait(g, handle, set, &ready, 1, 10'000'000'000);
+    events = events * 100 + net::wait(g, handle, set, &ready, 1, 300'000'000'000);
     if (threadIdx.x == 0)
         out[1] = sent, out[2] = events, out[3] = ready.events;
 }
@@ -100,9 +100,9 @@ __global__ void receive_and_arm(net::Handle handle, int set, int64_t *out)
     __shared__ char bytes[64];
     __shared__ net::Ready ready;
     auto g = net::block();
-    int64_t events = net::wait(g, handle, set, &ready, 1, 10'000'000'000);
+    int64_t events = net::wait(g, handle, set, &ready, 1, 300'000'000'000);
     net::rearm(g, handle, ready.s);
-    events = events * 10 + net::wait(g, handle, set, &ready, 1, 10'000'000'000);
+    events = events * 10 + net::wait(g, handle, set, &ready, 1, 300'000'000'000);
     int64_t got = net::recv(g, handle, ready.s, bytes, sizeof bytes);
     const int s = ready.s;
     net::rearm(g, handle, s);

@@ -220,22 +220,28 @@ __global__ void receive_datagram_in_blocks(net::Handle handle, int s, uint64_t l
 static void limit_counts_the_wait_for_another_datagram_call()
 {
     constexpr int64_t limit = 5000 * int64_t(ms);
-    Net net;
-    int ends[2];
-    CHECK(!socketpair(AF_UNIX, SOCK_DGRAM, 0, ends));
-    int s = spinio_net_adopt(net.net, ends[1]);
-    CHECK(s > 0);
-    spinio::launch_resident_on(net.stream, receive_datagram_in_blocks, 2, 32, net.handle, s, uint64_t(limit), net.words);
-    net.wait();
-    for (int i = 0; i < 2; i++) {
-        const int64_t received = net.words[i * 2], took = net.words[i * 2 + 1];
-        // 1.8 times the limit, were there one for each wait.
-        if (received != -EAGAIN || took < limit || took > limit * 3 / 2) {
-            std::printf("datagram call %d: %lld after %lld ns\n", i, (long long)received, (long long)took);
-            failures++;
+    // 1.8 times the limit, were there one for each wait. On a busy machine a call may go on late, but not each time.
+    bool in_time = false;
+    for (int turn = 0; turn < 10 && !in_time && !failures; turn++) {
+        Net net;
+        int ends[2];
+        CHECK(!socketpair(AF_UNIX, SOCK_DGRAM, 0, ends));
+        int s = spinio_net_adopt(net.net, ends[1]);
+        CHECK(s > 0);
+        spinio::launch_resident_on(net.stream, receive_datagram_in_blocks, 2, 32, net.handle, s, uint64_t(limit), net.words);
+        net.wait();
+        in_time = true;
+        for (int i = 0; i < 2; i++) {
+            const int64_t received = net.words[i * 2], took = net.words[i * 2 + 1];
+            if (received != -EAGAIN || took < limit)
+                failures++;
+            in_time = in_time && took <= limit * 3 / 2;
+            if (!in_time || failures)
+                std::printf("datagram call %d: %lld after %lld ns\n", i, (long long)received, (long long)took);
         }
+        close(ends[0]);
     }
-    close(ends[0]);
+    CHECK(in_time);
 }
 
 int main()

@@ -24,8 +24,8 @@ static void stays_as_it_was(const std::string &where, const size_t (&descriptors
     }
 }
 
-// A process that accepts, here and now, and is killed.
-static void accepting_side_is_killed(Net *net, const std::string &where, const Step &step)
+// A process that accepts, here and now, and is killed: how many seconds the other side's calls took.
+static double accepting_side_is_killed_once(Net *net, const std::string &where, const Step &step)
 {
     Victim victim("accepts", where, step.name, SIGKILL);
     const std::string address = victim.child.hear();
@@ -35,10 +35,25 @@ static void accepting_side_is_killed(Net *net, const std::string &where, const S
     const bool connects = result.connected == 0 || result.connected == -ECONNREFUSED || result.connected == -ECONNRESET;
     const bool ends = result.connected || result.last == 0 || result.last == -ECONNRESET;
     const int64_t most = victim.after_first_bytes() ? message : 0;
-    // Not by the end of the time that a step may take.
-    if (!connects || !ends || result.wrong || result.right > most || result.seconds > 4) {
+    if (!connects || !ends || result.wrong || result.right > most) {
         std::printf("%s: connect %lld, then %lld bytes right, %lld wrong, recv %lld, %.1f s\n", victim.name.c_str(), (long long)result.connected, (long long)result.right,
                     (long long)result.wrong, (long long)result.last, result.seconds);
+        failures++;
+    }
+    return result.seconds;
+}
+
+// Not by the end of the time that a step may take. A busy machine may hold up a call, but not each time.
+static void accepting_side_is_killed(Net *net, const std::string &where, const Step &step)
+{
+    double seconds = 5;
+    for (int turn = 0; turn < 5 && seconds > 4; turn++) {
+        seconds = accepting_side_is_killed_once(net, where, step);
+        if (net)
+            waits_for_open(*net, 0);
+    }
+    if (seconds > 4) {
+        std::printf("%s, %s: ends after %.1f s\n", where.c_str(), step.name, seconds);
         failures++;
     }
 }
@@ -126,7 +141,7 @@ static void accepting_side_is_stopped(const std::string &where, const std::strin
     std::thread goes_on([&] { victim.goes_on_after(seconds); });
     const Result result = by_program ? exchange_of_program(address) : exchange_of_kernel(net, address);
     goes_on.join();
-    victim.is_done_in(seconds + 15);
+    victim.is_done_in(seconds + 300);
     CHECK(victim.child.ends() == 0);
     const bool upgraded = by_program ? result.is_shared : net.stats().peer == 1;
     // A step that takes too long leaves the connection to Linux, and whether it does so is for both to know.
@@ -155,7 +170,7 @@ static void connecting_side_is_stopped(const std::string &side, const std::strin
     const bool was_stopped = victim.is_stopped;
     goes_on.join();
     CHECK(was_stopped && other.is_whole() && other.is_shared);
-    victim.is_done_in(seconds + 15);
+    victim.is_done_in(seconds + 300);
     const int status = victim.child.ends();
     waits_for_open(net, 1);
     const bool upgraded = net.stats().peer + net.stats().shared == 2;

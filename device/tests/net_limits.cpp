@@ -106,7 +106,9 @@ struct Waits {
     int inner_listener;
 };
 
-// Each block waits in another call, once it has said so.
+constexpr int file_is_open = 100;
+
+// Each block waits in another call.
 __global__ void wait_in_every_call(net::Handle handle, Waits waits, int64_t *out)
 {
     __shared__ char bytes[1024];
@@ -144,6 +146,8 @@ __global__ void wait_in_every_call(net::Handle handle, Waits waits, int64_t *out
         break;
     case 10: {
         int f = spinio::file::open(g, handle, "f", spinio::file::RDONLY);
+        if (g.leads())
+            spinio::store_release_system(reinterpret_cast<uint64_t *>(out + file_is_open), 1);
         while ((result = net::sendfile(g, handle, waits.blocked_file, f, 0, size_t(1) << 20)) > 0) {
         }
         break;
@@ -215,6 +219,9 @@ static void stop_ends_every_kind_of_call()
             net.words[i] = 1;
         spinio::launch_resident_on(net.stream, wait_in_every_call, blocks, 32, net.handle, waits, net.words);
         CHECK(cudaGetLastError() == cudaSuccess);
+        // A file that cannot be opened any more has another error.
+        for (int i = 0; i < 300000 && !__atomic_load_n(net.words + file_is_open, __ATOMIC_ACQUIRE); i++)
+            usleep(1000);
         for (uint64_t sent = 0, before = 1; sent != before; usleep(300000))
             before = sent, sent = net.stats().bytes_sent + net.stats().calls;
         for (int i = 0; i < blocks; i++)

@@ -30,7 +30,7 @@ __device__ bool send_bytes(Group group, const net::Handle &handle, int s, unsign
 __device__ inline bool waits_for_bytes(net::Handle handle, int s, unsigned count)
 {
     __shared__ net::Poll poll;
-    const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+    const unsigned long long deadline = spinio::nanoseconds() + 300'000'000'000;
     while (__syncthreads_or(spinio::nanoseconds() < deadline)) {
         if (threadIdx.x == 0)
             poll = {s, net::IN, 0, 0, 0};
@@ -203,7 +203,7 @@ __global__ void replies_once(net::Handle handle, int listener, int64_t *out)
     bool good = net::recv(g, handle, s, bytes, 1000, net::WAITALL) == 1000 && send_bytes(g, handle, s, bytes, 0, 10);
     if (threadIdx.x == 0) {
         spinio::Backoff waiting;
-        const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+        const unsigned long long deadline = spinio::nanoseconds() + 300'000'000'000;
         while (!spinio::load_acquire_system(reinterpret_cast<const uint64_t *>(out)) && spinio::nanoseconds() < deadline)
             waiting.pause();
     }
@@ -346,7 +346,7 @@ static void bytes_with_the_tag_of_the_last_message_go_through_the_ring(bool two)
 __device__ inline void wait_for_turn(const uint64_t *turn, uint64_t wanted)
 {
     spinio::Backoff waiting;
-    const unsigned long long deadline = spinio::nanoseconds() + 10'000'000'000;
+    const unsigned long long deadline = spinio::nanoseconds() + 300'000'000'000;
     while (spinio::load_acquire_system(turn) < wanted && spinio::nanoseconds() < deadline)
         waiting.pause();
 }
@@ -390,7 +390,7 @@ __global__ void receives_though_shut(net::Handle handle, int listener, int64_t *
     spinio::store_release_system(turn + 1, 1);
     // Until the other end is closed.
     net::Poll poll = {s, net::HUP, 0, 0, 0};
-    good = good && net::shutdown(g, handle, s, net::SHUT_SEND) == 0 && net::poll(g, handle, &poll, 1, 10'000'000'000) == 1;
+    good = good && net::shutdown(g, handle, s, net::SHUT_SEND) == 0 && net::poll(g, handle, &poll, 1, 300'000'000'000) == 1;
     out[5] = net::recv(g, handle, s, bytes, 20);
     net::close(g, handle, s);
     out[6] = good;

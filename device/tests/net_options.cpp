@@ -224,16 +224,16 @@ __global__ void connect_in_a_set(net::Handle handle, net::Address to, int64_t *o
     };
     put(0, net::add(g, handle, set, s, net::IN | net::OUT));
     put(1, net::connect(g, handle, s, to, net::DONTWAIT));
-    put(2, net::wait(g, handle, set, &ready, 1, 10'000'000'000));
+    put(2, net::wait(g, handle, set, &ready, 1, 300'000'000'000));
     put(3, ready.s == s && ready.events == net::OUT);
     // Only what comes now: there is room all the time.
     put(4, net::add(g, handle, set, s, net::IN));
     put(5, net::send(g, handle, s, "hello", 5));
-    put(6, net::wait(g, handle, set, &ready, 1, 10'000'000'000));
+    put(6, net::wait(g, handle, set, &ready, 1, 300'000'000'000));
     put(7, ready.s == s && (ready.events & net::IN));
     put(8, net::recv(g, handle, s, bytes, 8));
     put(9, net::rearm(g, handle, s));
-    put(10, net::wait(g, handle, set, &ready, 1, 10'000'000'000));
+    put(10, net::wait(g, handle, set, &ready, 1, 300'000'000'000));
     put(11, ready.s == s && (ready.events & net::IN));
     put(12, net::recv(g, handle, s, bytes, 8));
     net::close(g, handle, s);
@@ -284,7 +284,7 @@ __global__ void connect_and_end(net::Handle handle, net::Address to, int64_t *ou
     if (threadIdx.x == 0)
         poll = {s, net::OUT, 0, 0, 0};
     __syncthreads();
-    const int polled = net::poll(g, handle, &poll, 1, 10'000'000'000), size = net::getsockopt(g, handle, s, net::LEVEL_SOCKET, net::OPTION_ERROR, &error, &length);
+    const int polled = net::poll(g, handle, &poll, 1, 300'000'000'000), size = net::getsockopt(g, handle, s, net::LEVEL_SOCKET, net::OPTION_ERROR, &error, &length);
     const int64_t head = net::send(g, handle, s, "head", 4, net::MORE), none = net::sendfile(g, handle, s, f, 4, 9);
     const int ended = net::shutdown(g, handle, s, net::SHUT_SEND);
     const int64_t got = net::recv(g, handle, s, &byte, 1);
@@ -344,13 +344,13 @@ __global__ void connect_and_arm(net::Handle handle, net::Address to, int64_t *ou
     if (threadIdx.x == 0)
         poll = {s, net::IN, 0, 0, 0};
     __syncthreads();
-    const int polled = net::poll(g, handle, &poll, 1, 10'000'000'000);
-    int armed = net::rearm(g, handle, s), waited = net::wait(g, handle, set, &ready, 1, 5'000'000'000);
+    const int polled = net::poll(g, handle, &poll, 1, 300'000'000'000);
+    int armed = net::rearm(g, handle, s), waited = net::wait(g, handle, set, &ready, 1, 300'000'000'000);
     __syncthreads();
     // It may have told first that it is connected.
     if (waited == 1 && ready.events == net::OUT) {
         armed = net::rearm(g, handle, s);
-        waited = net::wait(g, handle, set, &ready, 1, 5'000'000'000);
+        waited = net::wait(g, handle, set, &ready, 1, 300'000'000'000);
     }
     if (threadIdx.x == 0)
         out[0] = !added && (!connected || connected == -EINPROGRESS) && polled == 1 && !armed, out[1] = waited == 1 && ready.s == s && ready.events == net::IN;

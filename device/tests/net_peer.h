@@ -7,7 +7,7 @@
 // Only the listening socket is left: the proxy closes the others a little after the kernels.
 static bool others_close(const Net &net)
 {
-    for (int i = 0; i < 10000 && net.stats().open != 1; i++)
+    for (int i = 0; i < 300000 && net.stats().open != 1; i++)
         usleep(1000);
     return net.stats().open == 1;
 }

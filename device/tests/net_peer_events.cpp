@@ -24,7 +24,7 @@ __global__ void ask_and_serve(net::Handle handle, int set, net::Address to, int 
         return;
     }
     while (spinio::load_acquire_device(left) < gridDim.x - 1) {
-        int count = net::wait(g, handle, set, &ready, 1, 10000000000);
+        int count = net::wait(g, handle, set, &ready, 1, 300'000'000'000);
         if (count <= 0) {
             if (threadIdx.x == 0)
                 results[0] = count ? count : -ETIMEDOUT;

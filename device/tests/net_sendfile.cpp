@@ -222,9 +222,10 @@ static void slow_peer_takes_no_worker_and_ends_at_the_deadline(bool inet)
         if (i == many - 1)
             CHECK(first == int64_t(large));
         else
-            CHECK(first > 0 && first < int64_t(large) && (second == -EAGAIN || second > 0));
+            // On a busy machine the time may pass before the first byte is sent.
+            CHECK((first > 0 || first == -EAGAIN) && first < int64_t(large) && (second == -EAGAIN || second > 0));
         if (i < many - 1) {
-            auto part = all[size_t(i)]->read_all(size_t(first + (second > 0 ? second : 0)));
+            auto part = all[size_t(i)]->read_all(size_t(std::max<int64_t>(first, 0) + std::max<int64_t>(second, 0)));
             CHECK(is_of_file(part));
         }
         delete all[size_t(i)];

@@ -57,7 +57,7 @@ static std::string published(const char *suffix = "")
 static bool becomes(const std::vector<std::string> &parts, const char *absent = "no such text")
 {
     std::string text;
-    for (int i = 0; i < 6000; i++, usleep(10000)) {
+    for (int i = 0; i < 30000; i++, usleep(10000)) {
         text = published();
         if (std::all_of(parts.begin(), parts.end(), [&](auto &part) { return text.find(part) != std::string::npos; }) && text.find(absent) == std::string::npos)
             return true;
@@ -122,7 +122,7 @@ int main()
         CHECK(becomes({"\"stopped\":true"}, "\"for\":"));
         // Another net has another file, as long as it is open.
         spinio_net *second = spinio_net_open("emulated", nullptr);
-        for (int i = 0; i < 500 && published(".1").empty(); i++)
+        for (int i = 0; i < 30000 && published(".1").empty(); i++)
             usleep(10000);
         CHECK(second && !published(".1").empty());
         CHECK(!spinio_net_close(second) && published(".1").empty());

@@ -93,7 +93,7 @@ static void streams_are_right(unsigned threads, const char *where, unsigned faul
             CHECK(io_threads() < int(threads) && (!helped || io_threads() > 0));
         }
         // Its threads have ended, or are about to.
-        for (int i = 0; i < 10000 && io_threads() > 0; i++)
+        for (int i = 0; i < 300000 && io_threads() > 0; i++)
             usleep(1000);
         CHECK(io_threads() == 0);
         if (helped > 0 || threads == 1 || failures)

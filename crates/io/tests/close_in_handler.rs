@@ -21,6 +21,7 @@ use spinio_device::emulated::Emulated;
 use spinio_io::{PinError, runtime};
 use spinio_sys::linux::Fd;
 use spinio_testkit::buffer::emulated;
+use spinio_testkit::deadline::TIMEOUT;
 use spinio_testkit::{file, wait_exclusive};
 
 struct Malloc;
@@ -144,7 +145,7 @@ fn close_does_not_wait_for_a_thread_that_takes_memory_while_it_pins() {
             }
             let closes = scope.spawn(move || spinio_io::on_close_range(fd as u32, fd as u32));
             let begun = Instant::now();
-            while !closes.is_finished() && begun.elapsed() < Duration::from_secs(20) {
+            while !closes.is_finished() && begun.elapsed() < TIMEOUT {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let closed = closes.is_finished();

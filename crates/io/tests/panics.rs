@@ -5,8 +5,8 @@
 
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Condvar, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -25,8 +25,9 @@ const SIZE: usize = (80 << 20) + 5000;
 struct SlowReads {
     started: AtomicUsize,
     active: AtomicUsize,
-    /// The next read of any other thread panics.
+    /// The next read of any other thread panics. Reads of this one wait for that: alone it could do all of them.
     excluded: Mutex<Option<ThreadId>>,
+    panicked: Condvar,
 }
 
 impl Syscalls for SlowReads {
@@ -43,9 +44,10 @@ impl Syscalls for SlowReads {
         if excluded.is_some_and(|excluded_id| excluded_id != thread::current().id()) {
             *excluded = None;
             drop(excluded);
+            self.panicked.notify_all();
             resume_unwind(Box::new("planned"));
         }
-        drop(excluded);
+        drop(self.panicked.wait_while(excluded, |excluded| excluded.is_some()).unwrap());
         self.started.fetch_add(1, SeqCst);
         self.active.fetch_add(1, SeqCst);
         thread::sleep(Duration::from_millis(2));

@@ -51,7 +51,7 @@ fn close_is_seen_while_a_forked_child_lives() {
     let channel = net.channel.as_raw_fd();
     let mut bytes = [0; granule::PACKET_BYTES];
     loop {
-        assert_eq!(wait_socket(channel, Until::Readable, Some(10_000_000_000)), Ok(true), "the channel has no end");
+        assert_eq!(wait_socket(channel, Until::Readable, Some(300_000_000_000)), Ok(true), "the channel has no end");
         match receive_packet(channel, &mut bytes).unwrap() {
             (0, _) => break,
             (len, _) => assert_eq!(Packet::decode(&bytes[..len]), Some(Packet::Ring)),

@@ -18,7 +18,7 @@ use spinio_ring::layout::{
 use spinio_ring::mailbox::{Address, Call, DONTWAIT, Reply, Request};
 use spinio_ring::{Position, Word};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(300);
 const MAILBOXES: u32 = 16;
 const ROUNDS: u32 = 150;
 const PATHS: [&[u8]; 9] =

@@ -52,9 +52,9 @@ fn send(socket: &Socket, bytes: &[u8]) -> Result<usize, Errno> {
     unsafe { socket.send(bytes.as_ptr(), bytes.len(), 0) }
 }
 
-/// It did not end early, and signals did not hold it up.
+/// It did not end early. A call that begins its limit anew at each signal does not return.
 fn took_the_limit(took: Duration) {
-    assert!((LIMIT..LIMIT * 20).contains(&took), "{took:?}");
+    assert!(took >= LIMIT, "{took:?}");
 }
 
 #[test]
@@ -166,13 +166,15 @@ fn connection_waits_for_a_full_backlog_until_its_limit_while_signals_come() {
     took_the_limit(took);
     let acceptor = std::thread::spawn(move || {
         std::thread::sleep(LIMIT);
-        (0..=waiting.len()).map(|_| listener.accept().unwrap().0).collect::<Vec<_>>()
+        let begun = Instant::now();
+        (begun, (0..=waiting.len()).map(|_| listener.accept().unwrap().0).collect::<Vec<_>>())
     });
-    let (connected, took) =
-        call_with_signals(EACH, usize::MAX, move || Socket::connect(&to, SocketOptions::default()).map(drop));
+    let ((connected, ended), _) = call_with_signals(EACH, usize::MAX, move || {
+        (Socket::connect(&to, SocketOptions::default()).map(drop), Instant::now())
+    });
     assert_eq!(connected, Ok(()));
-    assert!(took > LIMIT / 2, "it waited: {took:?}");
-    drop(acceptor.join().unwrap());
+    let (accepted_from, _connections) = acceptor.join().unwrap();
+    assert!(ended >= accepted_from, "it did not wait");
 }
 
 #[test]
@@ -181,12 +183,17 @@ fn tcp_connection_that_is_not_answered_ends_at_its_limit_while_signals_come() {
     // SAFETY: no memory is involved.
     assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
     let name = listener.local_addr().unwrap();
-    // With a full backlog Linux drops what comes.
-    let begun = Instant::now();
-    let mut waiting = Vec::new();
-    while let Ok(stream) = TcpStream::connect_timeout(&name, LIMIT / 2) {
-        waiting.push(stream);
-        assert!(begun.elapsed() < Duration::from_secs(60), "the backlog has no end");
+    // With a full backlog Linux drops what comes. On a busy machine one may be late although there is room, but not one after the other.
+    let (mut waiting, mut dropped) = (Vec::new(), 0);
+    while dropped < 4 {
+        match TcpStream::connect_timeout(&name, LIMIT / 2) {
+            Ok(stream) => {
+                waiting.push(stream);
+                dropped = 0;
+            }
+            Err(_) => dropped += 1,
+        }
+        assert!(waiting.len() < 100, "the backlog has no end");
     }
     let to = address(&format!("tcp://{name}"));
     let (failed, took) = call_with_signals(EACH, usize::MAX, {

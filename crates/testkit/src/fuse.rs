@@ -18,6 +18,8 @@ use std::ffi::CString;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::deadline::TIMEOUT;
+
 const ROOT: u64 = 1;
 const MAX_WRITE: u32 = 128 << 10;
 const IN_HEADER: usize = 40;
@@ -34,7 +36,7 @@ pub(crate) fn mount(dir: &Path) -> Result<(), String> {
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(ended.err().unwrap_or(0)) };
     }
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + TIMEOUT;
     while device_of(dir) == before {
         let mut status = 0;
         // SAFETY: asks about our own child.

@@ -18,7 +18,8 @@ use spinio_sys::Errno;
 use spinio_sys::linux::{self, Fd};
 use spinio_testkit::buffer::emulated;
 use spinio_testkit::{
-    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, file, leak_check, mount_fixture, with_deadline,
+    Buffer, Call, Effect, FaultyDevice, FaultySyscalls, Operation, Rng, eventually, file, leak_check, mount_fixture,
+    with_deadline,
 };
 
 use crate::subject::{SIZE, TestFile, assert_all_released, check, pieces, run_failing, run_through, settings};
@@ -47,9 +48,13 @@ fn readers_return_same_bytes_as_single_reads() {
         with_deadline("a batch", || runtime.batch(&mut batch)).unwrap();
         check(&batch, &buffer);
     }
-    let names = fs::read_dir("/proc/self/task").unwrap().map(|task| fs::read(task.unwrap().path().join("comm")));
-    let names: Vec<_> = names.flatten().map(|name| String::from_utf8_lossy(&name).trim_end().to_owned()).collect();
-    assert!(names.iter().any(|name| name == "spinio-batchrd"), "no reader thread: {names:?}");
+    let mut names: Vec<String> = Vec::new();
+    // A thread has its name once it has got a processor.
+    eventually("there is a reader thread", || {
+        let all = fs::read_dir("/proc/self/task").unwrap().map(|task| fs::read(task.unwrap().path().join("comm")));
+        names = all.flatten().map(|name| String::from_utf8_lossy(&name).trim_end().to_owned()).collect();
+        names.iter().any(|name| name == "spinio-batchrd")
+    });
     // Those of SPIN have the names that ARCHITECTURE.md lists.
     const THREADS: [&str; 8] = [
         "spinio-fdroot",

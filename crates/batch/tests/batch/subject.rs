@@ -8,6 +8,7 @@ use spinio_batch::{BatchResult, Batches, ReadOp};
 use spinio_device::emulated::{Emulated, POISON, ResourceCounts};
 use spinio_io::{Runtime, Settings};
 use spinio_plan::Route;
+use spinio_testkit::deadline::TIMEOUT;
 use spinio_testkit::mount_fixture::{self, MountFixture};
 use spinio_testkit::{Buffer, FaultyDevice, Rng, file, with_deadline};
 
@@ -126,7 +127,7 @@ pub(crate) fn routes(runtime: &Runtime) -> Vec<Route> {
 pub(crate) fn assert_all_released(device: &Emulated, buffers: usize) {
     let nothing = ResourceCounts { allocations: buffers, ..ResourceCounts::default() };
     let begun = std::time::Instant::now();
-    while device.resources_in_use() != nothing && begun.elapsed() < std::time::Duration::from_secs(60) {
+    while device.resources_in_use() != nothing && begun.elapsed() < TIMEOUT {
         std::thread::yield_now();
     }
     assert_eq!(device.resources_in_use(), nothing);

@@ -276,8 +276,10 @@ fn batch_with_lost_lease_is_one_call() {
     kernel.inject(Call::HasLease, 2, u64::MAX, Effect::Fail(Errno::IO));
     device.pause();
     let paused = ResumeOnDrop(device);
+    let checks = kernel.calls(Call::HasLease);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        scope.spawn(move || {
+            eventually("the batch has begun", || kernel.calls(Call::HasLease) > checks);
             std::thread::sleep(PAUSE);
             drop(paused);
         });

@@ -413,7 +413,7 @@ mod tests {
         }
         let begun = Instant::now();
         while tasks.iter().any(|t| t.done.load(Acquire) < 100) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "workers never finished");
+            assert!(begun.elapsed() < Duration::from_secs(300), "workers never finished");
             std::thread::yield_now();
         }
         assert!(tasks.iter().all(|t| t.done.load(Acquire) == 100));
@@ -434,7 +434,7 @@ mod tests {
             "the shadow descriptor is in the program's table"
         );
         drop(ShadowFd::new(fd, pool.close_queue()));
-        pool.wait_closed(None, Duration::from_secs(60));
+        pool.wait_closed(None, Duration::from_secs(300));
         assert!(pool.run_blocking(move || LinuxSyscalls.fstat(fd)).unwrap().is_err());
     }
 
@@ -481,7 +481,7 @@ mod tests {
             pool.for_key(7).submit(hung.clone(), 2);
             pool.for_key(8).submit(count.clone(), 2);
             while count.done.load(Acquire) < 1 {
-                assert!(begun.elapsed() < Duration::from_secs(60), "no worker is left");
+                assert!(begun.elapsed() < Duration::from_secs(300), "no worker is left");
                 std::thread::yield_now();
             }
             assert_eq!(pool.for_key(9).run_blocking(|| 7), Some(7));
@@ -499,7 +499,7 @@ mod tests {
         }
         let begun = Instant::now();
         while hung.waiting.load(Acquire) < 2 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the share is not used");
+            assert!(begun.elapsed() < Duration::from_secs(300), "the share is not used");
             std::thread::yield_now();
         }
         let after = Arc::new(AtomicU64::new(0));
@@ -510,17 +510,17 @@ mod tests {
         let count = Arc::new(Count { remaining: AtomicU64::new(100), done: AtomicU64::new(0) });
         pool.for_key(8).submit(count.clone(), 4);
         while count.done.load(Acquire) < 100 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "no worker is left");
+            assert!(begun.elapsed() < Duration::from_secs(300), "no worker is left");
             std::thread::yield_now();
         }
         let fd = pool.run_blocking(|| spinio_sys::linux::open(c"/dev/null", 0, 0)).unwrap().unwrap();
         drop(ShadowFd::new(fd, pool.for_key(8).close_queue()));
-        pool.wait_closed(Some(8), Duration::from_secs(60));
+        pool.wait_closed(Some(8), Duration::from_secs(300));
         assert!(pool.run_blocking(move || LinuxSyscalls.fstat(fd)).unwrap().is_err());
         assert_eq!((hung.waiting.load(Acquire), after.load(Acquire)), (2, 0), "more than its share");
         hung.open.store(1, Release);
         while after.load(Acquire) == 0 || hung.waiting.load(Acquire) < 12 {
-            assert!(begun.elapsed() < Duration::from_secs(60), "entries of the key stay in the queue");
+            assert!(begun.elapsed() < Duration::from_secs(300), "entries of the key stay in the queue");
             std::thread::yield_now();
         }
     }

@@ -131,7 +131,7 @@ fn allocated_bytes_are_written_in_parallel() {
         ("synchronous", libc::O_DIRECT | libc::O_DSYNC, Some(0), false),
     ] {
         file::evict(&file::create_filled(&path, SIZE as u64));
-        let seen = observe_write(&path, flags, at, deny_getfd, Duration::from_secs(60));
+        let seen = observe_write(&path, flags, at, deny_getfd, Duration::from_secs(300));
         assert!(seen.max_active > 1, "{what}: the chunks were written one after the other");
         assert!(
             seen.max_active <= IN_FLIGHT / CHUNK && seen.longest == CHUNK,
@@ -251,8 +251,11 @@ fn count_is_contiguous_prefix_when_device_fails() {
         device.clear_faults();
         assert_eq!(runtime.write(fd.as_raw_fd(), Some(0), target, SIZE).unwrap(), SIZE, "{what}: the write after it");
         drop(runtime);
-        assert_eq!(inner.resources_in_use().streams, before.streams, "{what}: a stream was leaked");
-        assert_eq!(inner.resources_in_use().fences, before.fences, "{what}: a fence was leaked");
+        // A worker that started too late for the last write may be the last to release.
+        eventually("no stream and no fence is leaked", || {
+            let now = inner.resources_in_use();
+            (now.streams, now.fences) == (before.streams, before.fences)
+        });
     }
 }
 

@@ -52,9 +52,21 @@ impl Drop for Limited {
     }
 }
 
+/// The same once it has not changed for a while: other threads of the net close some of its descriptors.
+fn settled_descriptors() -> Vec<u64> {
+    let (mut seen, mut equal) = (proxy_descriptors(), 0);
+    while equal < 20 {
+        std::thread::sleep(Duration::from_millis(1));
+        let now = proxy_descriptors();
+        equal = if now == seen { equal + 1 } else { 0 };
+        seen = now;
+    }
+    seen
+}
+
 /// The proxy of the only net has so many free descriptors left; this process has few, or none.
 pub(crate) fn leave(count: usize) -> Limited {
-    let used = proxy_descriptors();
+    let used = settled_descriptors();
     let free = (0..).filter(|number| !used.contains(number));
     // Descriptor 0 is in use everywhere; with a limit of 0 poll would fail.
     limit_to(free.take(count).last().map_or(1, |last| last + 1))

@@ -294,7 +294,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 20; i++) {
         pid_t child = fork();
         if (child == 0) {
-            alarm(20);
+            alarm(600);
             REFUSED(spinio_gaia_acquire(gpu, PAGE, W), EINVAL, "forked child");
             REFUSED(spinio_gaia_release(gpu, PAGE, 0), EINVAL, "forked child");
             REFUSED(spinio_gaia_acquire_async(gpu, PAGE, W, NULL), EINVAL, "forked child");

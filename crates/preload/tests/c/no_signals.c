@@ -35,7 +35,7 @@ static void refuse_tgkill(void)
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
-    alarm(120); /* a hang becomes a failure */
+    alarm(600); /* a hang becomes a failure */
     char *device = spinio_mem_alloc("emulated", 1 << 20, 0);
     char path[] = "no-signals-XXXXXX";
     int out = mkstemp(path);
