@@ -1,6 +1,7 @@
 """Counts bytes of a file in device memory, while CPU programs use the same file.
 
     spinio gaia mount DIR
+    head -c 4096 /dev/zero > DIR/counters
     python3 gaia.py DIR/counters
 
 Every run adds 1 to the even bytes of the file. The odd bytes belong to other programs, which may change them at any
