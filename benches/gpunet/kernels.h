@@ -2,6 +2,8 @@
 #ifndef GPUNET_KERNELS_H
 #define GPUNET_KERNELS_H
 
+#include <vector>
+
 #include <spinio/net.h>
 
 #include "device_clock.h"
@@ -94,6 +96,15 @@ __host__ __device__ inline unsigned char byte_at(size_t position)
 {
     size_t at = position % period;
     return (unsigned char)(at * 7 + (at >> 8));
+}
+
+// What a program sends at a time: some periods.
+inline std::vector<unsigned char> stream_bytes()
+{
+    std::vector<unsigned char> bytes(4 * period);
+    for (size_t i = 0; i < bytes.size(); i++)
+        bytes[i] = byte_at(i);
+    return bytes;
 }
 
 __device__ inline void fill(unsigned char *buffer)

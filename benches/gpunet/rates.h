@@ -31,9 +31,7 @@ static double drain(int s, double limit)
 // Sends for a time, ends the direction and returns how many bytes were sent.
 static size_t pour(int s, double limit)
 {
-    std::vector<unsigned char> bytes(256 << 10);
-    for (size_t i = 0; i < bytes.size(); i++)
-        bytes[i] = byte_at(i);
+    const auto bytes = stream_bytes();
     size_t total = 0;
     for (double end = now() + limit; now() < end; total += bytes.size())
         check(send_all(s, bytes.data(), bytes.size()), "a stream broke");
@@ -44,9 +42,7 @@ static size_t pour(int s, double limit)
 // Sends until the other end closes.
 static void send_until_it_fails(int s)
 {
-    std::vector<unsigned char> bytes(256 << 10);
-    for (size_t i = 0; i < bytes.size(); i++)
-        bytes[i] = byte_at(i);
+    const auto bytes = stream_bytes();
     while (send_all(s, bytes.data(), bytes.size())) {
     }
     close(s);

@@ -84,8 +84,7 @@ static void shared_stream(const Size &size, unsigned ring)
     int listener = net.listener(false, name);
     net.launch(sink, 1, 512, net.handle, listener, buffers);
     SharedClient client(name);
-    for (size_t i = 0; i < bytes.size(); i++)
-        bytes[i] = byte_at(i);
+    bytes = stream_bytes();
     size_t total = 0, got = 0;
     double begun = now();
     for (; now() < begun + size.seconds; total += bytes.size())
